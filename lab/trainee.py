@@ -256,8 +256,8 @@ class Trainee:
             assert dist.get_rank() == world.rank  # also where a rank is lost just then
 
     def write_step(self) -> None:
-        world, after = self.world, digests(self.net, self.optimizer)["digest"]
-        self.log("step", step=world.step_number, rank=world.rank, size=world.size, digest=after)
+        world, state = self.world, digests(self.net, self.optimizer)["digest"]
+        self.log("step", step=world.step_number, rank=world.rank, size=world.size, digest=state)
 
     def write_change(self, change: elastic.Change) -> None:
         self.log(

@@ -99,14 +99,8 @@ class Job:
         """The backend's own connections of a host, as expressions of ss."""
         dst = None if peer is None else self.hosts.addresses[peer]
         connections = self.hosts.connections(host, dst=dst)
-        ends = [
-            {int(port) for port in re.findall(r":(\d+) ", connection)} for connection in connections
-        ]
-        return [
-            connection
-            for connection, ports in zip(connections, ends, strict=True)
-            if not ports & STORE
-        ]
+        ends = [{int(port) for port in re.findall(r":(\d+) ", line)} for line in connections]
+        return [line for line, ports in zip(connections, ends, strict=True) if not ports & STORE]
 
     def kill(self, host: int, connections: Sequence[str]) -> int:
         """Reset these connections of a host, both ends; how many it were."""

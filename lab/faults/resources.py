@@ -50,18 +50,18 @@ def shm_of(job: RankGroup) -> list[str]:
 
 def traces(lab: Crew) -> set[str]:
     """Processes, sockets, descriptors and files in /dev/shm on the first two hosts."""
-    traces_: set[str] = set()
+    seen: set[str] = set()
     for host in (0, 1):
         agent = lab.agents[host][0]
         processes = subprocess.run(
             ["ip", "netns", "pids", lab.hosts.namespaces[host]], capture_output=True, text=True
         )
-        traces_ |= {f"process {pid}" for pid in processes.stdout.split()}
-        traces_ |= {str(path) for path in Path(f"/proc/{agent}/root/dev/shm").iterdir()}
-        traces_ |= {str(path) for path in Path(f"/proc/{agent}/fd").iterdir()}
+        seen |= {f"process {pid}" for pid in processes.stdout.split()}
+        seen |= {str(path) for path in Path(f"/proc/{agent}/root/dev/shm").iterdir()}
+        seen |= {str(path) for path in Path(f"/proc/{agent}/fd").iterdir()}
         sockets = lab.hosts.inside(host, "ss", "-Haxtn", "exclude", "time-wait")
-        traces_ |= {" ".join(line.split()) for line in sockets.splitlines()}
-    return traces_
+        seen |= {" ".join(line.split()) for line in sockets.splitlines()}
+    return seen
 
 
 # ---- another secret

@@ -134,8 +134,8 @@ def test_factors_on_a_device_as_on_the_host(two: Ranks) -> None:
     there = two(premultiply, "premul there", SMALL)
     assert "over shared memory" in here[0]["log"]
     assert "over simulated device IPC" in there[0]["log"]
-    for one, other in zip(here, there, strict=True):
-        assert one["sums"] == other["sums"]
+    for host, other in zip(here, there, strict=True):
+        assert host["sums"] == other["sums"]
     assert len(here[0]["sums"]) == 8 * len(FACTORS)
 
 

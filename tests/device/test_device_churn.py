@@ -73,12 +73,12 @@ def rounds(rank: Rank, life: str, memory: SimulatedMemory) -> tuple[float, int]:
 def remapped(rank: Rank, life: str, memory: SimulatedMemory) -> list[int]:
     """A tensor gets other memory at its addresses, all of it or the chunk in the middle."""
     tensor = memory.empty(OF_FOUR)
-    found = []
+    copies = []
     for part in (tensor, tensor[CHUNK // 3 : CHUNK // 3 + 1], tensor[:1]):
-        found += [summed(rank, memory, tensor) for _ in range(4)][-1:]
+        copies += [summed(rank, memory, tensor) for _ in range(4)][-1:]
         memory.remap(part)
         summed(rank, memory, tensor)
-    return found
+    return copies
 
 
 def large(rank: Rank, life: str, memory: SimulatedMemory) -> int:
@@ -125,8 +125,8 @@ def test_few_calls_of_the_driver_and_no_copy(
 def test_memory_that_changes_at_its_addresses(three: Ranks, same_ids: str) -> None:
     settings = {**CHUNKS, **OWN, **TWO_SHOT, "RINGCOMM_SIM_SAME_IDS": same_ids}
     outcomes = three(run, f"remapped,{same_ids}", settings)
-    for found in answers(outcomes):
-        assert (found == [0, 0, 0]) == (same_ids == "0")
+    for copies in answers(outcomes):
+        assert (copies == [0, 0, 0]) == (same_ids == "0")
     said = "this driver does not tell when virtual addresses get other memory"
     assert [outcome["log"].count(said) for outcome in outcomes] == [int(same_ids)] * 3
 
@@ -134,7 +134,7 @@ def test_memory_that_changes_at_its_addresses(three: Ranks, same_ids: str) -> No
 def test_chunks_that_cannot_be_exported_are_said_once(three: Ranks) -> None:
     settings = {**CHUNKS, **OWN, **TWO_SHOT, "RINGCOMM_SIM_CHUNK_EXPORTS": "0"}
     outcomes = three(run, "remapped,refused", settings)
-    assert all(copies > 0 for found in answers(outcomes) for copies in found)
+    assert all(copies > 0 for by_tensor in answers(outcomes) for copies in by_tensor)
     said = "cuMemExportToShareableHandle: operation not supported"
     assert [outcome["log"].count(said) for outcome in outcomes] == [1] * 3
 

@@ -36,32 +36,32 @@ ABOUT = ["made up"]
 def test_all_kernels_are_known() -> None:
     """The library's own list has no other, and no less."""
     names = {"all_to_all", *kernels.COLLECTIVES}
-    found = {name for one in names for name in _C.kernel_seconds(one, 2, 1024, True, 90)[1]}
-    assert found == set(KERNELS)
+    seconds = [_C.kernel_seconds(name, 2, 1024, True, 90)[1] for name in names]
+    assert {kernel for by_kernel in seconds for kernel in by_kernel} == set(KERNELS)
 
 
 def drawn(choose: random.Random) -> list[Times]:
     """Times of some sizes; kernels have no room everywhere."""
     sizes = sorted(choose.sample(range(1, 1 << 22), choose.randrange(0, 12)))
-    found = []
+    times = []
     for size in sizes:
         some = choose.sample(KERNELS, choose.randrange(0, len(KERNELS)))
         seconds = {kernel: choose.uniform(1e-6, 2e-6) for kernel in some}
-        found.append(Times(size, choose.choice(KERNELS), size, seconds))
-    return found
+        times.append(Times(size, choose.choice(KERNELS), size, seconds))
+    return times
 
 
 @pytest.mark.parametrize("seed", range(40))
 def test_segments_cover_every_number_of_bytes(seed: int) -> None:
     measured = drawn(random.Random(seed))
-    found = segments(measured)
-    assert found[0].first == 0
-    assert found[-1].last is None
-    for one, after in itertools.pairwise(found):
-        assert after.first == (one.last or 0) + 1  # no hole, and nothing twice
-        assert after.kernel != one.kernel  # equal neighbours are one
+    ranges = segments(measured)
+    assert ranges[0].first == 0
+    assert ranges[-1].last is None
+    for before, after in itertools.pairwise(ranges):
+        assert after.first == (before.last or 0) + 1  # no hole, and nothing twice
+        assert after.kernel != before.kernel  # equal neighbours are one
     for size in measured:
-        (spoken,) = [s for s in found if s.first <= size.bytes <= (s.last or size.bytes)]
+        (spoken,) = [s for s in ranges if s.first <= size.bytes <= (s.last or size.bytes)]
         if not size.seconds:
             assert spoken.kernel == ""
             continue
@@ -76,8 +76,8 @@ def test_what_is_written_is_what_the_library_reads(seed: int, tmp_path: Path) ->
     choose = random.Random(seed)
     table = {name: drawn(choose) for name in kernels.COLLECTIVES}
     for some in table.values():
-        for one in some:  # copies are no sums'
-            one.seconds = {k: s for k, s in one.seconds.items() if k != "copy_engines"}
+        for times in some:  # copies are no sums'
+            times.seconds = {k: s for k, s in times.seconds.items() if k != "copy_engines"}
     text = kernels.text(table, ABOUT)
     file = tmp_path / "rules"
     file.write_text(text)
@@ -88,8 +88,8 @@ def test_what_is_written_is_what_the_library_reads(seed: int, tmp_path: Path) ->
 
 def test_ties_are_the_models() -> None:
     def choice(model: str, **seconds: float) -> str:
-        (one,) = segments([Times(1024, model, 1024, seconds)])
-        return one.kernel
+        (range_,) = segments([Times(1024, model, 1024, seconds)])
+        return range_.kernel
 
     assert choice("one_shot", one_shot=1.04, two_shot=1.0) == ""
     assert choice("one_shot", one_shot=1.06, two_shot=1.0) == "two_shot"
@@ -131,8 +131,8 @@ def test_a_table_that_is_too_long_takes_a_larger_margin() -> None:
         ]
 
     assert kernels.rules({"all_reduce": jagged(0.15, 20)})[1] == 0.05
-    found, margin = kernels.rules({"all_reduce": jagged(0.15, 200)})
-    assert (found, margin) == ({"all_reduce": []}, 0.2)
+    rules, margin = kernels.rules({"all_reduce": jagged(0.15, 200)})
+    assert (rules, margin) == ({"all_reduce": []}, 0.2)
     with pytest.raises(ValueError, match="measure fewer --size"):
         kernels.text({"all_reduce": jagged(2, 200)}, ABOUT)
 
@@ -241,8 +241,8 @@ def test_a_kernel_that_fails_is_left_out(
     table = kernels.measure(2, [1024, 4096, 16384], 2, use_one_that_fails)
     said = capsys.readouterr().err
     assert "two_shot is left out: all_reduce of 4K: MemoryError: no room for it" in said
-    assert [sorted(one.seconds) for one in table["all_reduce"]] == [["hand_over"]] * 3
-    assert [one.model for one in table["all_reduce"]] == ["low_latency"] * 3
+    assert [sorted(times.seconds) for times in table["all_reduce"]] == [["hand_over"]] * 3
+    assert [times.model for times in table["all_reduce"]] == ["low_latency"] * 3
 
 
 def test_without_gpus_it_says_so(

@@ -176,8 +176,8 @@ def test_all_die_and_a_checkpoint_is_loaded(tmp_path: Path) -> None:
         some.await_events(numbers, "step", 2)
         tracked = some.events(numbers[0], "tracked")[0]
         assert tracked["step"] >= 5
-        one, other = (some.events(number, "step")[0] for number in numbers)
-        assert (one["step"], one["digest"]) == (other["step"], other["digest"])
+        first, other = (some.events(number, "step")[0] for number in numbers)
+        assert (first["step"], first["digest"]) == (other["step"], other["digest"])
 
 
 def draws() -> Outcome:

@@ -116,8 +116,8 @@ class World:
             for place, index in enumerate(deck.batch(number), number * size):
                 uses.setdefault(place // length, Counter())[index] += 1
         once = Counter(range(length))
-        for epoch, found in uses.items():
-            assert not found - once, f"epoch {epoch} has samples that are used twice"
+        for epoch, counts in uses.items():
+            assert not counts - once, f"epoch {epoch} has samples that are used twice"
         over = [epoch for epoch in sorted(uses) if deck.epoch_over(epoch)]
         assert over == list(range(deck.epoch))
         for epoch in over:
@@ -194,7 +194,7 @@ class Counting(Deck):
 
 
 @pytest.mark.parametrize(
-    ("kind", "found"),
+    ("kind", "sentence"),
     [
         (Dropping, "is over but lacks samples"),
         (Doubling, "has samples that are used twice"),
@@ -203,7 +203,7 @@ class Counting(Deck):
         (Counting, "is over but lacks samples"),
     ],
 )
-def test_planted_bugs_are_found(kind: type[Deck], found: str) -> None:
+def test_planted_bugs_are_found(kind: type[Deck], sentence: str) -> None:
     def histories() -> None:
         for number in range(20):
             chance = random.Random(number)
@@ -213,7 +213,7 @@ def test_planted_bugs_are_found(kind: type[Deck], found: str) -> None:
                 world.go_on()
                 world.check()
 
-    with pytest.raises(AssertionError, match=found):
+    with pytest.raises(AssertionError, match=sentence):
         histories()
 
 

@@ -98,8 +98,8 @@ def test_the_first_that_answers_is_taken(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.delenv("RANK", raising=False)
     first, second = free_port(), free_port()
     served = dist.TCPStore(HOST, second, is_master=True, wait_for_workers=False)
-    found = open_store("run", f"{HOST}:{first},{HOST}:{second}")
-    found.keys.set("word", "said")
+    store = open_store("run", f"{HOST}:{first},{HOST}:{second}")
+    store.keys.set("word", "said")
     assert served.get("ringcomm-elastic/run/word") == b"said"
     assert not Address(HOST, first).answers()
     alone = open_store("run", f"{HOST}:{first},{HOST}:{free_port()}")

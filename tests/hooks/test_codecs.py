@@ -119,7 +119,7 @@ def test_blocks_that_are_left_over_hold_zeros(coding: int) -> None:
 @CODINGS
 def test_sources_are_added_in_fp32_in_their_order(coding: int) -> None:
     some = [numbers(1000, seed) for seed in range(3)]
-    wires = [encoded(one, coding) for one in some]
+    wires = [encoded(source, coding) for source in some]
     first, second, third = (decoded(wire, 1000, coding) for wire in wires)
     together = decoded(torch.cat(wires), 1000, coding, 3, 3.0)
     assert bits(together) == bits((first + second + third) / torch.full((1,), 3.0))
