@@ -186,7 +186,7 @@ def draw(results: list[dict[str, Any]], path: Path, title: str) -> None:
             for backend, color in zip(BACKENDS, COLORS, strict=False):
                 trainings = result["rounds"][backend]
                 loss = smoothed(trainings[0]["losses"])
-                by_step = list(zip(*(one["seconds"] for one in trainings), strict=True))
+                by_step = list(zip(*(training["seconds"] for training in trainings), strict=True))
                 low, high = [min(step) for step in by_step], [max(step) for step in by_step]
                 panel.fill_betweenx(loss, low, high, color=color, alpha=0.15, linewidth=0)
                 middle = [statistics.median(step) for step in by_step]

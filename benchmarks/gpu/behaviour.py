@@ -162,7 +162,7 @@ def messages(rank: Rank) -> str:
         before, after = (rank.index - 1) % n, (rank.index + 1) % n
         asked = [(dist.isend, mine, after), (dist.irecv, from_before, before)]
         asked += [(dist.isend, mine, before), (dist.irecv, from_after, after)]
-        for work in dist.batch_isend_irecv([dist.P2POp(*each) for each in asked]):
+        for work in dist.batch_isend_irecv([dist.P2POp(*message) for message in asked]):
             work.wait()
         same(from_before, before)
         same(from_after, after)

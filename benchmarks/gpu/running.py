@@ -145,10 +145,10 @@ def run_stages(
                     yield Outcome(stage, status=f"{note} were left")
                     continue
                 running.append(Running(stage, settings, left))
-            for one in [one for one in running if one.over() or one.late()]:
-                running.remove(one)
-                yield one.finish()
+            for stage in [stage for stage in running if stage.over() or stage.late()]:
+                running.remove(stage)
+                yield stage.finish()
             time.sleep(0.05)
     finally:
-        for one in running:
-            one.finish()
+        for stage in running:
+            stage.finish()

@@ -91,9 +91,9 @@ def pair() -> Iterator[Pair]:
 def here() -> set[str]:
     """Return the traces of this process's hosts that can be seen from outside."""
     tag = namespaces.own_name(0)[:-1]
-    found = namespaces.tool("ip", "netns", "list").split()
-    found += [path.name for path in Path(tempfile.gettempdir()).iterdir()]
-    return {name for name in found if name.startswith(tag)}
+    names = namespaces.tool("ip", "netns", "list").split()
+    names += [path.name for path in Path(tempfile.gettempdir()).iterdir()]
+    return {name for name in names if name.startswith(tag)}
 
 
 def ended(pid: int) -> bool:

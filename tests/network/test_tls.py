@@ -301,7 +301,7 @@ def test_a_certificate_of_another_authority(tmp_path: Path) -> None:
     stranger = {**theirs.variables("host1"), "RINGCOMM_TLS_CA": str(tmp_path / "ours.pem")}
     texts = told([ours.variables("host0"), stranger])
     said = "its certificate is refused", "it refuses the certificate of RINGCOMM_TLS_CERT"
-    assert any(any(each in text for each in said) for text in texts), texts
+    assert any(any(words in text for words in said) for text in texts), texts
 
 
 @pytest.mark.parametrize(

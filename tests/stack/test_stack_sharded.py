@@ -367,7 +367,7 @@ def test_fsdp2_spreads_a_state(pairs: dict[int, Pair]) -> None:
 
 def gather_shards(rank: Rank) -> State:
     """Without a GPU it is to choose the CPU, where others look for a device of the group's."""
-    placements = [f"rank:{one}/cpu" for one in range(rank.size)]
+    placements = [f"rank:{r}/cpu" for r in range(rank.size)]
     whole = sharded_tensor.rand(ChunkShardingSpec(dim=0, placements=placements), 6, 3)
     torch.manual_seed(rank.index)
     for shard in whole.local_shards():

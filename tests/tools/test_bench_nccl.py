@@ -70,8 +70,8 @@ def test_all_is_as_many_ranks_as_gpus_or_cores(monkeypatch: pytest.MonkeyPatch) 
             collectives=None,
         )
         command.look(options)
-        found: list[int] = options.ranks
-        return found
+        counts: list[int] = options.ranks
+        return counts
 
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 8)
     monkeypatch.setattr(os, "sched_getaffinity", lambda process: {0, 1, 2})

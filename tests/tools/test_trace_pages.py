@@ -59,8 +59,8 @@ def flights(kind: str, size: int) -> list[Flight]:
 
 @pytest.fixture(scope="module")
 def chromium() -> Iterator[Browser]:
-    with Browser() as one:
-        yield one
+    with Browser() as started:
+        yield started
 
 
 def look(chromium: Browser, page: Path, width: int, dark: bool) -> dict[str, Any]:
@@ -99,7 +99,7 @@ def rgb(text: str) -> str:
     ("kind", "size"),
     [
         *[("hang", 8), ("straggler", 64)],
-        *[pytest.param(*one, marks=pytest.mark.slow) for one in LATER],
+        *[pytest.param(*case, marks=pytest.mark.slow) for case in LATER],
     ],
 )
 def test_nothing_overlaps(tmp_path: Path, chromium: Browser, kind: str, size: int) -> None:
