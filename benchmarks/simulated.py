@@ -43,7 +43,7 @@ ALGORITHMS = {
     "broadcast": ("ring", "tree"),
 }
 AHEAD = 0.012  # seconds between the word to begin and the beginning
-# What a training has after some steps: windows that do not limit, and no slow begin.
+# The state of TCP after some steps of a training: windows that do not limit, and no slow begin.
 TCP = (
     "net.ipv4.tcp_slow_start_after_idle=0",
     "net.ipv4.tcp_rmem=4096 8388608 33554432",

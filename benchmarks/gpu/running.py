@@ -145,10 +145,10 @@ def run_stages(
                     yield Outcome(stage, status=f"{note} were left")
                     continue
                 running.append(Running(stage, settings, left))
-            for stage in [stage for stage in running if stage.over() or stage.late()]:
-                running.remove(stage)
-                yield stage.finish()
+            for started in [run for run in running if run.over() or run.late()]:
+                running.remove(started)
+                yield started.finish()
             time.sleep(0.05)
     finally:
-        for stage in running:
-            stage.finish()
+        for started in running:
+            started.finish()

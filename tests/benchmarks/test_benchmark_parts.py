@@ -1,4 +1,4 @@
-"""What the benchmarks compute from their figures, and that they notice wrong results."""
+"""Benchmarks compute the right figures, and notice wrong results."""
 
 from __future__ import annotations
 

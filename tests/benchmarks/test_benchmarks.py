@@ -120,7 +120,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Run]]:
 
 @pytest.mark.parametrize("size", [2, 4])
 def test_copies_are_those_of_the_plans(size: int) -> None:
-    """What the column compares with is what the rank with the most to copy copies and adds up."""
+    """The column compares with the rank that copies and adds up the most."""
     for collective in set(cases.COPIES) - {"send_recv", "barrier"}:
         algorithm = "pairwise" if collective == "all_to_all" else "direct"
         group = plans_of(call_of(collective, size, 1 << 22, size), algorithm)

@@ -171,7 +171,7 @@ def test_equal_seeds_give_equal_codes(coding: int) -> None:
 @CODINGS
 @pytest.mark.parametrize("seed", [None, 0x123456789ABCDEF0])
 def test_operations_of_torch_give_the_same_bits(coding: int, seed: int | None) -> None:
-    """What runs on GPUs, here on the CPU beside the kernels."""
+    """The code for GPUs, run on the CPU beside the kernels."""
     src = numbers(5003)
     src[700], src[1500] = math.nan, -math.inf
     src[2000:2100] = 1e-40

@@ -222,9 +222,9 @@ for number in range(ROUNDS):
             got, wanted = got[:1], [[20.0 * number + 1]]
             if call is reduce and rank != root: continue
         for peer in range(size):
-            one = call in (broadcast, scatter, send, isend)
-            if call in SUMS and peer > 0 or one and peer != root: continue
-            if one and call is not scatter and rank == root: continue
+            rooted = call in (broadcast, scatter, send, isend)
+            if call in SUMS and peer > 0 or rooted and peer != root: continue
+            if rooted and call is not scatter and rank == root: continue
             if call is gather and rank != root: continue
             text = f"{call.__name__} of round {number}: {got[peer]} for {wanted[peer]}"
             assert got[peer] == wanted[peer], text

@@ -130,7 +130,7 @@ def test_a_plan_of_the_file_goes_by_sites(
 
 
 def results(rank: int, size: int, group: Any = None) -> dict[str, list[float]]:
-    """What collectives of several sizes give that is equal on all ranks; the rest is checked."""
+    """Return results that are equal on all ranks, of several sizes; the rest is checked."""
     by_call, last = {}, size - 1
     for count in SIZES:
         mine = torch.arange(count) / 7 + rank

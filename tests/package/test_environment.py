@@ -215,7 +215,7 @@ def test_the_default_of_a_device(python: Run, tmp_path: Path) -> None:
 
 
 def test_with_an_accelerator_both_parts_are_ours(python: Run, tmp_path: Path) -> None:
-    """Of itself torch makes the accelerator's part alone; tensors of the CPU have none."""
+    """By itself torch makes only the accelerator's part; tensors of the CPU have none."""
     source = """if True:
         torch.cuda.device_count = lambda: 1  # as on a machine that has one
         torch._C._get_accelerator = lambda: torch.device("cuda")

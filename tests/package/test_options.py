@@ -54,7 +54,7 @@ def test_the_page_is_of_the_table() -> None:
 
 
 def test_the_stub_is_of_the_library() -> None:
-    """What the stub says of Config and Options is there, and nothing that is there is missing."""
+    """The stub names all that Config and Options have, and nothing else."""
     tree = ast.parse((ROOT / "ringcomm" / "_C.pyi").read_text())
     loaded = library.load_library()
     for name in ("Config", "Options"):

@@ -1,4 +1,4 @@
-"""What `ringcomm bench` could have measured, made up by formulas: for the tests of its pages."""
+"""Figures that `ringcomm bench` could have measured, by formulas: for the tests of its pages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a doctor could have found, made up: for the tests of its rules and of its page."""
+"""Evidence that a doctor could have found, made up: for the tests of its rules and of its page."""
 
 from __future__ import annotations
 

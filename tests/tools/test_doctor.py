@@ -24,7 +24,7 @@ DOCTOR = [sys.executable, "-m", "ringcomm", "doctor"]
 
 
 class Told:
-    """What the doctor of rank 0 said."""
+    """The findings of rank 0's doctor."""
 
     def __init__(self, results: list[RankResult], path: Path, wait: list[str]) -> None:
         self.results = results

@@ -71,7 +71,7 @@ def other_mtu(evidence: Evidence) -> None:
         evidence.ranks[rank].interfaces[0]["mtu"] = 9000
 
 
-# What is changed in four healthy ranks on two hosts, the exit status, and words of the sentence.
+# The change of four healthy ranks on two hosts, the exit status, and words of the sentence.
 CASES: list[tuple[Change, int, str]] = [
     (refused_store, 2, "The store at 10.0.0.1:29500 does not answer: 10.0.0.1:29500: refused."),
     (remove(2, 3), 2, "Ranks 2 and 3 never came."),

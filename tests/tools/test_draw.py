@@ -40,7 +40,7 @@ def stories() -> Iterator[tuple[str, Story]]:
 
 
 def test_all_have_what_they_want_in_the_end() -> None:
-    """Of every algorithm; and before the last round somebody still lacks something."""
+    """With every algorithm; and before the last round somebody still lacks something."""
     count = 0
     for case, drawn in stories():
         cells = [(r, c) for r in range(drawn.call.ranks) for c in range(len(drawn.chunks))]

@@ -192,7 +192,7 @@ def test_a_signal_writes_them_during_a_hang(job: Any, tmp_path: Path) -> None:
 
 
 def test_each_signal_is_heard(python: Run, tmp_path: Path) -> None:
-    """What a first one has told does not end the watching; metrics go on, too."""
+    """The watching goes on after the first signal; metrics go on, too."""
     program = f"""
 import os, signal, time, torch.distributed as dist
 dist.init_process_group("ringcomm", store=dist.HashStore(), rank=0, world_size=1)
@@ -222,10 +222,10 @@ def test_signals_harm_no_thread(job: Any, tmp_path: Path) -> None:
         "def churn():\n"
         "    while not over.is_set():\n"
         "        some = [threading.Thread(target=deep, args=(50,)) for _ in range(5)]\n"
-        "        for one in some: one.start()\n"
-        "        for one in some: one.join()\n"
+        "        for thread in some: thread.start()\n"
+        "        for thread in some: thread.join()\n"
         "threads = [threading.Thread(target=churn) for _ in range(2)]\n"
-        "for one in threads: one.start()\n"
+        "for thread in threads: thread.start()\n"
         "send = 'import os, sys, time\\nfor i in range(1500): os.kill(int(sys.argv[1]), 12)'\n"
         "send += '; time.sleep(0.2 if i % 250 == 0 else 0.001)'\n"  # 0.2 s: a dump each time
         "subprocess.run([sys.executable, '-c', send, str(os.getpid())], check=True)\n"

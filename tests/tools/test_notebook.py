@@ -29,8 +29,8 @@ for number, cell in enumerate(json.loads(open(sys.argv[1]).read())["cells"]):
     tree = ast.parse(text)
     last = [tree.body.pop()] if isinstance(tree.body[-1], ast.Expr) else []
     exec(compile(tree, file, "exec"), names)
-    for one in last:
-        value = eval(compile(ast.Expression(one.value), file, "eval"), names)
+    for expression in last:
+        value = eval(compile(ast.Expression(expression.value), file, "eval"), names)
         if value is not None:
             getattr(value, "_repr_html_", value.__repr__)()
             print(f"shown {type(value).__name__}:\\n{value!r}")
@@ -88,7 +88,7 @@ def test_every_cell_runs() -> None:
     assert "rank 0's output at byte 0 lacks what rank 0 gives" in done.stdout
     assert re.search(r"\* +\d+ +rank 0  cell:5 ", done.stdout)  # the line with the mistake
     assert done.stdout.count("proved in") == 4
-    # What the text says of them.
+    # The text quotes these.
     for said in ("is 34.3", "688 µs of it by sharing links", "68.8 µs of it by"):
         assert said in done.stdout
 

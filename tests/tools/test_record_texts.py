@@ -1,4 +1,4 @@
-"""What is said of an operation's record is what the library itself says of the operation."""
+"""Texts of an operation's record are those of the library for the operation."""
 
 from __future__ import annotations
 

@@ -98,7 +98,7 @@ NETWORKS = [("uplink", 0), ("fat-tree:2:4", 4), ("ring", 5)]
 @pytest.mark.parametrize("collective", tries.WAYS)
 @pytest.mark.parametrize(("network", "hosts"), NETWORKS)
 def test_what_is_found_is_right(collective: str, network: str, hosts: int) -> None:
-    """Of any length: a message may be shorter than its chunks are many."""
+    """It is right for any length: a message may be shorter than its chunks are many."""
     root = 2 if collective == "broadcast" else 0
     task = task_of(collective, network, hosts, 240_000, root)
     result = tries.search(task, [1, 3], 1, 0)

@@ -70,7 +70,7 @@ def test_shares_are_max_min_fair() -> None:
 
 
 def test_others_keep_their_share() -> None:
-    """What is computed for those that a change reaches is what is computed for all."""
+    """Computing only the transfers that a change reaches gives the same as computing all."""
     chance = random.Random(2)
     flows = Flows([Link(f"a{i}", f"b{i}", 1.0 + i) for i in range(8)])
     every: dict[int, Transfer] = {}
@@ -131,7 +131,7 @@ def test_a_full_link_is_shared() -> None:
         simulate(group, topology.named(name, 8, Network(free)), free).seconds
         for name in ("fat-tree:4:1", "fat-tree:4:4")
     )
-    # Of 7 messages of each host 4 cross, and 4 hosts share what had been the rate of one.
+    # 4 of the 7 messages of each host cross, and 4 hosts share what had been the rate of one.
     assert alone == pytest.approx(7 * (1 << 16) * 1e-8, rel=0.01)
     assert shared == pytest.approx(4 * 4 * (1 << 16) * 1e-8, rel=0.01)
 

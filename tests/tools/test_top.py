@@ -136,7 +136,7 @@ def test_the_screen(size: int) -> None:
 
 
 def hang(folder: Path, size: int) -> tuple[top.Look, top.Look]:
-    """Of two looks, a second apart, at a job whose last rank has not called what others wait in."""
+    """Return two looks, a second apart, at a job whose last rank has not called as the others."""
     flights, now = training(size, hosts=max(size // 8, 1))
     for flight in flights[:-1]:
         flight.call("all_reduce", now, elements=500_000_000, dtype="bfloat16")
