@@ -36,7 +36,7 @@ from gpu.stages import RANKS, ROOT, STAGES, Settings, Stage
 from lab import machine, words
 
 SIMULATED = ROOT / "build" / "tests" / "libringcomm_sim.so"
-LAST_SECONDS = 8.0  # of --minutes, to end a stage and to write the archive
+LAST_SECONDS = 8.0  # within --minutes, to end a stage and to write the archive
 AT_ONCE = 8  # stages of --short
 
 

@@ -195,7 +195,7 @@ def summary(
         for rung, some in rounds.items()
     }
     user = {r: statistics.median(s.user / calls[r] for s in some) for r, some in rounds.items()}
-    moved = size * (1 if pattern == "stream" else 2)  # of a call, in both directions
+    moved = size * (1 if pattern == "stream" else 2)  # per call, in both directions
     seconds = {rung: [sample.seconds for sample in some] for rung, some in rounds.items()}
     return {
         "rounds": {rung: [s._asdict() for s in some] for rung, some in rounds.items()},

@@ -26,7 +26,7 @@ from ringcomm._network.costs import DEFAULT, Costs, Fabrics
 
 LOCAL = 8  # ranks of a host, where there are more than so many
 SIZES = [8, 4096, 262144]
-TRIES = 5  # of what the model's costs come from
+TRIES = 5  # for each measurement that the model's costs come from
 # The same peers for every size and root; then those that talk to all.
 SPARSE = "all_reduce,reduce_scatter,all_gather,broadcast,reduce,barrier"
 DENSE = "scatter,gather,all_to_all,messages"

@@ -31,8 +31,8 @@ class Given:
     count: int = 12
     op: str = "SUM"
     root: int = 0
-    cut: tuple[int, ...] = ()  # of a list, of `count` elements in all
-    types: tuple[torch.dtype, ...] = ()  # of a list
+    cut: tuple[int, ...] = ()  # for a list, of `count` elements in all
+    types: tuple[torch.dtype, ...] = ()  # for a list
     splits: tuple[int, ...] = ()  # what each rank gets, or gives
     dims: int = 1  # sparse ones
     format: str = "int8"

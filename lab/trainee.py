@@ -42,7 +42,7 @@ class Plan:
 
     store: str
     start: int
-    number: int = 0  # of this trainee, in the order of their start
+    number: int = 0  # in the order of the trainees' start
     epochs: int = 2
     batch: int = 8
     pause: float = 0.0  # in each step
@@ -54,12 +54,12 @@ class Plan:
     joining: float = 60.0  # the timeout of join
     dead_after: float = 30.0
     operation: float = 60.0  # the timeout of operations
-    folder: str = ""  # of checkpoints
+    folder: str = ""  # for checkpoints
     fates: tuple[tuple[int, str, int], ...] = ()  # lab/fates.py
     leaves: tuple[tuple[int, int], ...] = ()  # (number, its last step)
-    settings: dict[str, str] = field(default_factory=dict)  # of the environment
+    settings: dict[str, str] = field(default_factory=dict)  # for the environment
     errors: str = ""  # the file that its stderr is
-    namespace: str = ""  # of the network: a host of its own
+    namespace: str = ""  # the network's: a host of its own
     cuda: bool = False  # on the simulated device
 
 

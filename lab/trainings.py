@@ -226,7 +226,7 @@ def searching(course: Course) -> Training:
     world, net = course.world, Perceptron()
     model, opt = _ddp(net), torch.optim.LBFGS(net.parameters(), lr=0.1, max_iter=3)
 
-    losses: list[float] = []  # of a step
+    losses: list[float] = []  # from a step
 
     def closure() -> torch.Tensor:
         opt.zero_grad()

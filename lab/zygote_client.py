@@ -27,7 +27,7 @@ BUT_FOR = (
 FORWARDED = [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2]
 ENTERED, SAME = ["net", "uts", "mnt"], ["pid", "user", "ipc", "cgroup"]  # namespaces
 FREE = 600  # descriptors from here on are free for them
-KINDS = 16  # of limits (RLIMIT_)
+KINDS = 16  # kinds of limits (RLIMIT_)
 PATIENCE = 300  # seconds until the zygote has imported all
 
 

@@ -47,8 +47,10 @@ class Setting(Generic[T]):
     most: int = 0
     choices: tuple[str, ...] = ()
     numbered: bool = False  # the library has the choices as numbers, from 0 on
-    pattern: str = ""  # of the whole text
-    wrong: str = ""  # what an error says of a value that does not fit; "": the library checks it
+    pattern: str = ""  # matches the whole text
+    wrong: str = (
+        ""  # error text for a value that does not fit; "": the library checks it
+    )
     name: str = field(default="", init=False)
 
     def __set_name__(self, owner: type, name: str) -> None:
@@ -361,7 +363,7 @@ def nearest(name: str, names: Iterable[str]) -> str:
 
 
 def unknown_variables() -> Iterator[tuple[str, str]]:
-    """Those of the environment that nobody reads, each with the nearest that somebody does."""
+    """Return variables that have no meaning, each with the nearest that has one."""
     for name in os.environ:
         ours = name.startswith(PREFIX) and not name.startswith(SIMULATION)
         if ours and name not in VARIABLES:

@@ -53,7 +53,7 @@ LONGER = {  # file and function, with the reason
     "tests/cpp/net/peers_test.cc few_connections": "a story, told in order",
     "tests/cpp/net/wide_death.h stop_one": "a story, told in order",
 }
-PUBLIC_FUNCTIONS = 20  # of a class, beside overrides, which its base asks for
+PUBLIC_FUNCTIONS = 20  # a class's, beside overrides, which its base asks for
 WIDER = {  # how many these have: never more
     "csrc/device/api.h Api": 37,
     "csrc/net/peer.h Network": 30,

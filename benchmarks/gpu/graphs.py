@@ -27,7 +27,7 @@ SMALL = 256  # elements: 1 KiB
 IN_ONE_GRAPH = 100  # small operations
 REPLAYS = 1000
 FEW = 20
-SHARE = 0.5  # of the eager time that a replay should take at most
+SHARE = 0.5  # a replay should take at most so much of the eager time
 WARM = 3
 
 Call = Callable[[torch.Tensor, torch.Tensor], Any]

@@ -19,7 +19,7 @@ BATCH = 8  # a rank and step
 RATE = 0.1
 
 Result = tuple[Sequence[torch.Tensor], Sequence[torch.Tensor]]  # parameters, batches
-Cost = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]  # of outputs and inputs
+Cost = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]  # takes outputs and inputs
 Model = tuple[nn.Module, Cost] | None
 
 

@@ -77,7 +77,7 @@ class RankGroup:
     """Ranks of one group, or of as many as they make."""
 
     ranks: list[RankHandle]
-    port: int  # of the store
+    port: int  # the store's
 
     def until(self, news: str, seconds: float = STARTED) -> None:
         """Wait until every rank has told `news`."""
@@ -185,7 +185,7 @@ class Crew:
             pipe = self._accept()
             try:
                 ticket = pipe.recv()
-            except EOFError:  # of a job that was killed at once
+            except EOFError:  # the job was killed at once
                 continue
             if ticket[0] == number:
                 pipes[ticket[1]] = pipe

@@ -21,7 +21,7 @@ STORE = set(range(29500, 29600))  # ports of stores: not the backend's connectio
 LIMIT = 40.0  # seconds that a group waits: long enough for what shall survive
 PATIENCE = 20.0  # for ranks to end when it is over
 FRAGMENT = 70  # letters of an error that a cell of the table shows
-Span = tuple[float, float]  # of time.monotonic(), which all processes here share
+Span = tuple[float, float]  # by time.monotonic(), which all processes here share
 Call = tuple[float, float, str, int]  # begin, end, type and size as a word, bytes
 
 

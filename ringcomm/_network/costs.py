@@ -19,7 +19,7 @@ from ringcomm import _C
 from ringcomm._network.order import laid_out
 from ringcomm._text import show_rate, show_seconds
 
-NAME = r"\S{1,64}"  # of a host
+NAME = r"\S{1,64}"  # a host's name
 
 
 class Costs(NamedTuple):

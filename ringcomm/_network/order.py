@@ -100,7 +100,7 @@ def _nearest(latency: Matrix) -> list[int]:
 
 
 def _exchanged(order: list[int], i: int, j: int) -> list[int]:
-    """Replace the links after places i and j: what lies between goes the other way."""
+    """Replace the links after places i and j: the hosts between them go the other way."""
     return order[: i + 1] + order[j:i:-1] + order[j + 1 :]
 
 
@@ -143,7 +143,7 @@ def sites_of(latency: Matrix) -> list[int]:
     for reach, near, other in sorted((latency[a][b], a, b) for a, b in pairs):
         if sets[near] is sets[other]:
             continue
-        for some in (sets[near], sets[other]):  # nobody else is nearer to it than this link
+        for some in (sets[near], sets[other]):  # no other host is nearer to it than this link
             if max(latency[a][b] for a in some for b in some) <= SITE * reach:
                 for host in some:  # a larger set takes in those that it holds
                     site[host] = some[0]

@@ -274,7 +274,7 @@ def distance(addresses: list[str]) -> int:
 def round_trip(addresses: list[str]) -> float | None:
     """Return the seconds to the first of these that answers, as the kernel measures them.
 
-    An address is "10.0.0.1:4000" or "[fd00::1]:4000". None: nobody answers.
+    An address is "10.0.0.1:4000" or "[fd00::1]:4000". None: none answers.
     """
     end = time.monotonic() + PATIENCE
     with contextlib.ExitStack() as sockets, selectors.DefaultSelector() as selector:

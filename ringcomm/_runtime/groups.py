@@ -46,7 +46,7 @@ def default_devices() -> list[str]:
     return devices
 
 
-_parts: dict[str, str] = {}  # of the group that is being made: the backend of each device
+_parts: dict[str, str] = {}  # the backend of each device, for the group that is being made
 
 
 def serve_cuda() -> bool:

@@ -7,7 +7,7 @@ from typing import NamedTuple
 from ringcomm import _C
 
 COLLECTIVES, ROOTED, SHARDED = _C.COLLECTIVES, _C.ROOTED, _C.SHARDED
-WHOLE = ("all_reduce", "broadcast", "reduce")  # of a message that has no part for each rank
+WHOLE = ("all_reduce", "broadcast", "reduce")  # the message has no part for each rank
 ADDING = ("all_reduce", "reduce_scatter", "reduce")
 MOST_RANKS = _C.LIMITS["most_ranks"]
 
@@ -21,7 +21,7 @@ class Call(NamedTuple):
 
     collective: int
     ranks: int
-    local: int  # of them on each host; all on one host read one another's memory
+    local: int  # ranks on each host; all on one host read one another's memory
     element: int
     root: int
     bytes: int

@@ -26,7 +26,7 @@ class Line(NamedTuple):
     number: int
 
     def __str__(self) -> str:
-        # A notebook gives each cell a file that nobody has seen.
+        # A notebook gives each cell a file that its author has never seen.
         cell = Path(self.file).parent.name.startswith("ipykernel_")
         return f"{'cell' if cell else Path(self.file).name}:{self.number}"
 
@@ -65,9 +65,9 @@ class Operand(NamedTuple):
     """A place of one chunk: in input or output, or in a message's slot."""
 
     space: int
-    chunk: int  # of input and output; else the number of the link
-    message: int = 0  # of the link
-    piece: int = 0  # of the message
+    chunk: int  # in input or output; else the number of the link
+    message: int = 0  # on the link
+    piece: int = 0  # in the message
 
 
 @dataclass

@@ -29,7 +29,7 @@ class Part(NamedTuple):
     rank: int
     line: Line | None
     text: str
-    segment: int  # of long messages: the pass
+    segment: int  # the pass of a long message
     met: int = -1
 
     def __str__(self) -> str:
@@ -78,13 +78,13 @@ class Counterexample:
 
 
 class Spare(NamedTuple):
-    """A signal that nobody needs: without it the proof still holds."""
+    """A signal that is not needed: without it the proof still holds."""
 
     line: Line | None  # None: the library's own
     from_: int
     to: int
     lane: str
-    number: int  # of this pair's signals on this lane
+    number: int  # among this pair's signals on this lane
 
     def __str__(self) -> str:
         where = str(self.line) if self.line else "by the library"

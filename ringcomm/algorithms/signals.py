@@ -24,7 +24,7 @@ from ringcomm.algorithms.program import (
 
 SIGNAL, WAIT = 1, 2  # as csrc/plan/script.h
 FEW = 16  # ranks of which one may talk to all others: kFewEnds
-MOST_STEPS = 1_000_000  # of the analysis; beyond, all credits are given
+MOST_STEPS = 1_000_000  # in the analysis; beyond, all credits are given
 
 
 def played(

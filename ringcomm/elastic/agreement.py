@@ -27,7 +27,7 @@ from ringcomm._runtime.process import say
 if TYPE_CHECKING:
     from ringcomm.elastic.rendezvous import Process
 
-LOOK = timedelta(milliseconds=1)  # at what wakes nobody: the end of a process
+LOOK = timedelta(milliseconds=1)  # at the end of a process, which wakes no thread
 LOOK_AT_GUESTS_SECONDS = 0.02
 TELL_SECONDS = 10.0
 ASK_AGAIN_SECONDS = 0.2  # after a store has failed
@@ -61,7 +61,7 @@ class Witness:
     def __init__(self, keys: Any, key: str) -> None:
         self._keys, self._key = keys, key
         self._asked: bytes | None = None
-        self._answers: list[bytes | None] = []  # of the last request; None: the store failed
+        self._answers: list[bytes | None] = []  # to the last request; None: the store failed
         self._again = 0.0
 
     def ask(self, request: Any) -> bytes | None:

@@ -20,7 +20,7 @@ from ringcomm.elastic.errors import Diverged
 if TYPE_CHECKING:
     from ringcomm.elastic.state import Tracked
 
-FORM = struct.Struct("=8Q")  # of a ballot
+FORM = struct.Struct("=8Q")  # a ballot
 
 # The calling thread does it, and no other one is woken.
 AT_ONCE = dist.distributed_c10d.AllgatherOptions()

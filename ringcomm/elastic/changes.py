@@ -111,14 +111,14 @@ class Changes:
     counters: Counters = field(default_factory=Counters)
     tracked: Tracked | None = None
     on_change: list[Callable[[Change], None]] = field(default_factory=list)
-    flags: int = 0  # of the next ballot
+    flags: int = 0  # for the next ballot
     dealt: bool = False  # the step under way takes batches of the sampler
     voted: bool = False
     planned: int = 0  # the changes that votes have asked for, as flags of ballots
     all_leave: bool = False  # by the last vote
     fruitless_failures: int = 0  # failures in a row that changed nothing
     stale: bool = False  # the group of the present epoch is not made yet
-    closed: bool = False  # nobody can join
+    closed: bool = False  # no process can join
     given_up: str = ""  # why this rank is in the world no more
     shared: bool = False  # the state is equal on all ranks
     fresh: bool = True  # the first vote of an epoch compares all parameters
@@ -225,7 +225,7 @@ class Changes:
         """Meet because of `error`; whether the commit that was voted for counts.
 
         Raises `error` if it is the program's. Ranks whose operations differ fail again and again,
-        and nobody is lost by it: after some times that is an error, on all of them.
+        though none is lost: after some times that is an error, on all of them.
         """
         if self.given_up:
             raise error

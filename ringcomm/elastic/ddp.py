@@ -1,8 +1,8 @@
 """DistributedDataParallel over another group: all that elastic worlds know of torch's privates.
 
 `regroup` gives a wrapper a new group and a new reducer. The wrapper, its module, the parameters and
-the optimizer stay the objects they are. What cannot be taken over a change is refused when it is
-given to the world, by `refuse`.
+the optimizer stay the objects they are. A wrapper that cannot be taken over a change is
+refused when it is given to the world, by `refuse`.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ def refuse(name: str, thing: object) -> None:
 
 
 def _is_a(thing: object, module: str, name: str) -> bool:
-    """Whether a thing is of a class; a module that nobody imported has no instances."""
+    """Tell whether a thing is of a class; a module that was never imported has no instances."""
     kind = getattr(sys.modules.get(module), name, None)
     return isinstance(kind, type) and isinstance(thing, kind)
 
@@ -245,7 +245,7 @@ def _moved(state: Any, old: Any, group: Any) -> Any:
 
 
 def _begin_again(state: Any) -> None:
-    """PowerSGD as a joiner has it: what it remembers is by bucket, and the buckets are new."""
+    """Return PowerSGD's state as a joiner has it: it is by bucket, and the buckets are new."""
     state.iter = state.next_stats_report = 0
     state.total_numel_before_compression = state.total_numel_after_compression = 0
     state.rng.seed(0)  # drawn from alike on all ranks

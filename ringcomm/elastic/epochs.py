@@ -34,9 +34,9 @@ GUESTS_SECONDS = 5.0  # for a group with guests: they answered a moment ago
 class Settings:
     """The user's settings for groups. Times are seconds."""
 
-    timeout: float  # of operations
+    timeout: float  # for operations
     patience: float  # with the network, and with members that are too few
-    options: Options  # of the groups
+    options: Options  # for the groups
     witness: bool = True
 
 
@@ -56,7 +56,7 @@ class Epochs:
 
     run: str
     home: RunStore
-    life: int  # of the run: whether a world before this one has ended
+    life: int  # the run's: whether a world before this one has ended
     me: Process
     settings: Settings
     epoch: int = 0

@@ -46,9 +46,9 @@ class Process:
     uuid: str
     host: str
     pid: int
-    boot: str = ""  # of the host's kernel
+    boot: str = ""  # the start of the host's kernel
     machine: str = ""  # the host's own name of itself
-    space: str = ""  # of process ids
+    space: str = ""  # the namespace of process ids
     started: str = ""  # in the kernel's ticks
     card: str = ""  # by which the engine knows it
     rank: int = -1  # that its launcher gave it
@@ -119,7 +119,7 @@ class Admission:
     epoch: int
     members: tuple[Process, ...]
     guests: tuple[Process, ...]
-    ranks: tuple[int, ...]  # of the members, in the epoch before
+    ranks: tuple[int, ...]  # the members', in the epoch before
     step: int
     extra: str
 

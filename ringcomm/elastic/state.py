@@ -59,7 +59,7 @@ class Tracked:
         parameters = {id(p): p for module in self.modules for p in module.parameters()}
         self.parameters: list[Any] = list(parameters.values())
         self._buffers = _Buffers(self.modules)
-        self._by_hand = _Copies()  # of parameters that no optimizer changes, but the program
+        self._by_hand = _Copies()  # parameters that the program changes, and no optimizer
         self._random = _Random()
         self._undo: dict[int, _Undo] = {}
         self._marked: list[Any] = []

@@ -23,11 +23,11 @@ from torch import nn
 from ringcomm._runtime.library import load_library
 from ringcomm.elastic import ddp
 
-PIECE_BYTES = 4 << 20  # of one message
+PIECE_BYTES = 4 << 20  # per message
 SMALL_BYTES = 64 << 10  # tensors below it share messages
 WINDOW = 4  # pieces under way between two ranks
 HEADER_LIMIT = 1 << 30  # bytes
-ALIGNMENT = 64  # of the borders between stripes
+ALIGNMENT = 64  # borders between stripes are multiples of it
 LEAF = "ringcomm.elastic.leaf"  # stands where a tensor was, before its number
 
 

@@ -425,8 +425,8 @@ class Step(AbstractContextManager[None]):
     Several optimizers, and those that call a closure, apply theirs before the vote. Then it is
     taken back if the step does not count.
 
-    Once a step counts, every other rank applies it. So a rank that cannot finish it, whatever it
-    raises, leaves the world: what it holds may differ from what the others hold.
+    Once a step counts, every other rank applies it. So a rank that cannot finish it leaves the
+    world, no matter what it raises: its state may differ from that of the others.
     """
 
     def __init__(self, world: World) -> None:
@@ -576,7 +576,7 @@ class Saving:
         if changes.epochs.rank != 0 or not (due or certainly):
             return
         if certainly:
-            with contextlib.suppress(RuntimeError):  # of the one before: it was logged
+            with contextlib.suppress(RuntimeError):  # the one before has failed: it was logged
                 self._checkpoints.finish()
         state = {name: thing.state_dict() for name, thing in self._named()}
         self._checkpoints.save(step, state, {"run": self._run, "epoch": changes.epochs.epoch})

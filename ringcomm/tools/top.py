@@ -62,7 +62,7 @@ class Look:
 
 
 def look(folder: Path, at: float) -> Look:
-    """Read all ring files. What cannot be read, as it is being made or damaged, is left out."""
+    """Read all ring files, but leave out those that are damaged or being made."""
     seen = Look(at)
     for path in sorted(folder.rglob("*.ring")):
         try:

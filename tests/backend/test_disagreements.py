@@ -98,7 +98,7 @@ def varied(chance: random.Random, a: Given, what: str) -> tuple[Given, Given]:
     def other(values: Any, than: Any) -> Any:
         return chance.choice([value for value in values if value != than])
 
-    if what == "dtype":  # of as many bytes, often
+    if what == "dtype":  # often of as many bytes
         twins = {torch.int32: torch.float32, torch.float32: torch.int32, torch.int64: torch.float64}
         dtype = twins.get(a.dtype) or other(TYPES, a.dtype)
         return a, replace(a, dtype=dtype, types=(dtype,) * len(a.types))

@@ -26,17 +26,17 @@ from lab import ROOT
 LIBRARY = ROOT / "ringcomm" / "libringcomm_cuda.so"
 PIPS = Path(sysconfig.get_path("purelib")) / "nvidia" / "cu13" / "bin"  # requirements-dev.txt
 NVCC, PTXAS = shutil.which("nvcc"), shutil.which("ptxas")
-TORCH = Path(torch.__file__).parent / "include"  # of its version alone
+TORCH = Path(torch.__file__).parent / "include"  # for its version alone
 FLAGS = ["-std=c++20", "-O3", "--expt-relaxed-constexpr", "-fmad=false"]
 FLAGS += [f"-I{ROOT / 'csrc'}", "-isystem", str(TORCH)]
 FILES = ["kernels_reduce", "kernels_meetings", "kernels_ring"]
 ARCHITECTURES = (75, 80, 90, 100, 120)
 FAMILIES = ("reduce_kernel", "two_shot", "one_shot", "low_latency", "ring_kernel")
-REGISTERS = {"reduce_kernel": 80}  # of a thread: three blocks of 256 fit on a multiprocessor
-MOST_REGISTERS = 104  # of the 128 that a block of 512 may have, so none is moved to memory
+REGISTERS = {"reduce_kernel": 80}  # per thread: three blocks of 256 fit on a multiprocessor
+MOST_REGISTERS = 104  # a block of 512 may have 128, so none is moved to memory
 # Bytes of a thread's memory that ptxas 13.0 uses for a kernel where it knows of no better way.
 FRAME = {100: 16, 120: 16}
-BYTES = 12_000_000  # of an architecture, before it is compressed
+BYTES = 12_000_000  # per architecture, before it is compressed
 # float, double, float16, bfloat16, float8_e4m3fn, float8_e5m2
 BYTES_EACH = ["Float8E4M3", "FormatIhLj2"]  # need so many registers that fewer loads fit
 HOT = ["FloatIf", "FloatId", "FormatItLj10", "BFloat16", *BYTES_EACH]

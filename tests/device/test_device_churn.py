@@ -25,7 +25,7 @@ ONE_EACH = {"RINGCOMM_SIM_SEGMENT_BYTES": "0"}  # each tensor is an allocation
 CHUNK = 16384
 CHUNKS = {"RINGCOMM_SIM_CHUNK_BYTES": str(CHUNK), **ONE_EACH}
 OF_FOUR = CHUNK - 127  # elements of a tensor in four chunks, as one of 64 MiB in torch's
-MOST_CALLS = 4  # of the driver's, for an operation
+MOST_CALLS = 4  # the driver's, for an operation
 
 
 def run(rank: Rank, life: str, settings: dict[str, str]) -> Outcome:

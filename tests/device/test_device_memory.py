@@ -67,7 +67,7 @@ def never_idle(rank: Rank, memory: SimulatedMemory) -> list[int]:
     """The same, where something is always under way."""
     all_copies, works = [], []
     tensor = memory.empty(COUNT)
-    other = memory.empty(2 * COUNT)  # of a segment of its own
+    other = memory.empty(2 * COUNT)  # in a segment of its own
     tensor.fill_(1.0)
     other.fill_(1.0)
     for _ in range(2):
@@ -157,7 +157,7 @@ def many(rank: Rank, memory: SimulatedMemory) -> float:
     warm = memory.empty(8)
     dist.all_reduce(warm)
     before = mapped_bytes()
-    tensors = [memory.empty(1 << 19) for _ in range(40)]  # of 2 MiB, and each an allocation
+    tensors = [memory.empty(1 << 19) for _ in range(40)]  # 2 MiB, and each an allocation
     for _ in range(2):
         for tensor in tensors:
             tensor.fill_(rank.index + 1.0)

@@ -23,7 +23,7 @@ HOST = {"RINGCOMM_CUDA_MODE": "host"}
 TCP = {"RINGCOMM_TRANSPORT": "tcp"}
 MIB = 1 << 20
 PIECE, SLOTS = 4 * MIB, 4  # as in csrc/stream/staged.{cc,h}
-FEW = {"RINGCOMM_SIM_COMMANDS": "7"}  # of a stream, then calls wait for room
+FEW = {"RINGCOMM_SIM_COMMANDS": "7"}  # per stream, then calls wait for room
 PINNED = SLOTS * PIECE + MIB  # and the words of operations
 
 

@@ -171,7 +171,7 @@ def test_what_is_unknown_is_refused(tmp_path: Path) -> None:
 
 
 def test_what_no_time_is_left_for_is_listed(tmp_path: Path) -> None:
-    names = "graphs,memcheck,synccheck"  # of which the first takes 40 s, each other one 170 s
+    names = "graphs,memcheck,synccheck"  # the first takes 40 s, each other one 170 s
     done = check(tmp_path, "--only", names, "--ranks", "2", "--minutes", "2.5")
     assert done.returncode == 0, done.stderr
     status = {stage["stage"]: stage["status"] for stage in body_of(tmp_path)["stages"]}

@@ -16,7 +16,7 @@ import torch
 from lab.limits import seed
 from ringcomm.elastic.deck import Deck
 
-HISTORIES = 60  # of each kind
+HISTORIES = 60  # per kind
 EVENTS = 60  # in each
 
 

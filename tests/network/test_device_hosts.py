@@ -28,7 +28,7 @@ from pathlib import Path
 folder = Path(sys.argv[1])
 dist.init_process_group("ringcomm")
 me, size = dist.get_rank(), dist.get_world_size()
-COUNT = 5 * (1 << 20) // 4 * 2 + 13  # of float32: 10 MiB and some
+COUNT = 5 * (1 << 20) // 4 * 2 + 13  # float32: 10 MiB and some
 places = torch.arange(COUNT) % 1000
 whole, total = places.float(), size * (size + 1) // 2
 stop, number = torch.zeros(1), 0

@@ -336,7 +336,7 @@ def test_a_job_by_sites_sends_less(tmp_path: Path, site_of: list[int], sites: st
     told_by = [json.loads(process.output.splitlines()[-2]) for process in job]
     print(told_by[0])
     sent = {name: max(rank[name]["sent"] for rank in told_by) for name in ("ring", "sites")}
-    assert 1.5 < sent["ring"] < 1.8, sent  # of the message, and headers
+    assert 1.5 < sent["ring"] < 1.8, sent  # times the message, and headers
     assert 0.5 < sent["sites"] < 0.7, sent
 
 

@@ -107,7 +107,7 @@ def test_the_plans_cross_at_the_limit(name: str, count: int) -> None:
         ("alpha -1e-5 beta 1e-9 gamma 1e-10", "alpha"),
         ("alpha nan beta 1e-9 gamma 1e-10", "alpha"),
         ("alpha 1e-5 beta inf gamma 1e-10", "beta"),
-        ("alpha 1e-5 beta 1e-9 gamma 1e-10s", "alpha"),  # of a site
+        ("alpha 1e-5 beta 1e-9 gamma 1e-10s", "alpha"),  # a site's
         ("alpha 1e-5 beta 1e-9 gamma 1e-10 alpha 1e-5 beta 1e-9 gamma 1e-10", "alpha"),
     ],
 )

@@ -156,7 +156,7 @@ def test_groups_of_some_ranks(ranks: Place) -> None:
 @anywhere
 def test_idle_groups_wake_nobody(ranks: Place) -> None:
     answer = ranks.works("--no-checks", "--idle", 8)
-    assert answer.most("total") < 150  # of a process: the network thread looks 100 times a second
+    assert answer.most("total") < 150  # per process: the network thread looks 100 times a second
 
 
 # ---- failures

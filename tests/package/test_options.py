@@ -62,7 +62,7 @@ def test_the_stub_is_of_the_library() -> None:
         fields = [n.target for n in stub.body if isinstance(n, ast.AnnAssign)]
         said = {field.id for field in fields if isinstance(field, ast.Name)}
         there = {k for k, v in vars(getattr(loaded, name)).items() if isinstance(v, property)}
-        assert said - there <= {"_timeout"}, "torch's"  # of the base class
+        assert said - there <= {"_timeout"}, "torch's"  # from the base class
         assert there <= said
 
 

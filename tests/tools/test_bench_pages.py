@@ -16,7 +16,7 @@ from ringcomm.tools.doctor import report
 pytestmark = [
     pytest.mark.skipif(browser.CHROMIUM is None, reason=browser.REASON),
 ]
-HEIGHT = 420  # of a figure without a legend, in pixels
+HEIGHT = 420  # pixels of a figure without a legend
 
 SIZES = [*(pytest.param(size, marks=pytest.mark.slow) for size in (2, 8)), 64]
 

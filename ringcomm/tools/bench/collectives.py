@@ -30,7 +30,7 @@ from ringcomm.tools.bench.progress import Lines
 from ringcomm.tools.bench.ranks import Rank
 from ringcomm.tools.bench.sample import Facts, Sample, Table, Workload
 
-NAME = "collectives"  # of what JSON has
+NAME = "collectives"  # the key in JSON
 FEWEST, MOST = 5, 20_000  # calls a round
 FEWEST_COPIED = 256 << 10  # bytes from which on a call is compared with its copies
 COPY_PASSES = 3

@@ -14,7 +14,7 @@ from ringcomm.tools.bench.sample import Facts, peer_of
 from ringcomm.tools.page import COLORS, DASHES, GREY, Page
 
 Trace = dict[str, Any]
-Value = Callable[[Facts, str], float]  # of a sample, at its "median", "low" or "high"
+Value = Callable[[Facts, str], float]  # a sample's, at its "median", "low" or "high"
 
 MOST_TICKS = 6
 METHOD = (

@@ -73,12 +73,12 @@ class Sample:
     workload: Workload
     backend: str
     loaded: bool = False
-    algorithm: str = ""  # of ringcomm, where it is known
+    algorithm: str = ""  # ringcomm's, where it is known
     calls: int = 0  # a round
     rounds: list[float] = field(default_factory=list)  # the median of each round's calls
     times: list[float] = field(default_factory=list)  # every call of every round
     copies: list[float] = field(default_factory=list)  # each round's: what its copies alone take
-    wrong: int | None = None  # elements on all ranks; None: nobody looked
+    wrong: int | None = None  # elements on all ranks; None: not counted
     refused: str = ""  # why the backend does not do that
 
     def add(self, times: list[float]) -> None:

@@ -16,8 +16,8 @@ from ringcomm.tools.doctor.probe import Reachability
 class Evidence:
     """Everything that one run found: findings.py judges it.
 
-    `links` and `pairs` are by (from, to) and by the two ranks; `closed` says what a port answered
-    on which nobody listens, by (from, address).
+    `links` and `pairs` are by (from, to) and by the two ranks; `closed` has the answer of
+    a port without a listener, by (from, address).
     """
 
     world: int

@@ -17,9 +17,9 @@ from ringcomm.tools import svg
 from ringcomm.tools.plan.simulate.engine import Engine, Span, TimedMessage
 
 MOST_MESSAGES = 20_000  # a browser takes seconds to show more
-LEFT, RIGHT = 76, 28  # of the time axis, in pixels, as all lengths here
-NARROWEST, WIDEST = 660, 6000  # of the time axis
-PER_MESSAGE = 15  # of the time axis, for each that the busiest rank sends
+LEFT, RIGHT = 76, 28  # margins of the time axis, in pixels, as all lengths here
+NARROWEST, WIDEST = 660, 6000  # widths of the time axis
+PER_MESSAGE = 15  # width for each message that the busiest rank sends
 COLUMNS = 52  # characters of a line of text: the head fits into a narrow window
 LINE = 17
 HOST = 20  # the line that names a host
@@ -54,13 +54,13 @@ ARROWS = "".join(
 class Scale(NamedTuple):
     """Where ranks and times lie in the picture."""
 
-    seconds: float  # of the whole
-    width: int  # of the time axis
-    top: int  # of the first lane
+    seconds: float  # for the whole operation
+    width: int  # the time axis
+    top: int  # the first lane
     lane: int  # the height of one
     bar: int  # and of what is drawn in it
     ranks: int
-    local: int  # of a host; as many as ranks: hosts are not named
+    local: int  # ranks on a host; if they are all on one, hosts are not named
 
     def x(self, seconds: float) -> float:
         return LEFT + seconds / self.seconds * self.width
@@ -183,7 +183,7 @@ def lanes(scale: Scale, by_rank: Sequence[Sequence[Span]]) -> Iterator[str]:
 
 
 def bar(scale: Scale, span: Span, y: float) -> Iterator[str]:
-    """Draw what a rank does; what takes no time is a thin line, and no wait."""
+    """Draw a rank's work; a step that takes no time is a thin line, and no wait."""
     if span.verb == "wait" and span.end <= span.begin:
         return
     x, height = scale.x(span.begin), scale.bar if span.verb != "wait" else scale.bar * 0.4

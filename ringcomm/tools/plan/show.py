@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from ringcomm._C import SelectionRow
 
 COLUMNS = ("#", "step", "to", "from", "bytes", "lane")
-MOST_OPERANDS = 4  # of a step in the table
+MOST_OPERANDS = 4  # for a step in the table
 SHOWN = 40
 
 

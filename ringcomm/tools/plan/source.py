@@ -21,7 +21,7 @@ from ringcomm.options import ALGORITHMS
 Asked = str | Algorithm | None
 """A name, "FILE.py:FUNCTION" or a function; None: by the library's table."""
 
-MOST_STEPS = 2_000_000  # of all ranks together: more take minutes, and much memory
+MOST_STEPS = 2_000_000  # for all ranks together: more take minutes, and much memory
 
 
 # ---- algorithms

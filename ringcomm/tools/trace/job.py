@@ -100,7 +100,7 @@ class Job:
     groups: list[Group]
     remarks: list[str] = field(default_factory=list)
     clocks: dict[int, str] = field(default_factory=dict)  # the clock of each process, by id(record)
-    bases: dict[str, int] = field(default_factory=dict)  # of each clock: wall less steady
+    bases: dict[str, int] = field(default_factory=dict)  # by clock: wall less steady
     shifts: dict[str, Shift] = field(default_factory=dict)
     unread: set[int] = field(default_factory=set)  # ranks whose files were left out
 
@@ -155,7 +155,7 @@ class Job:
     def age(self, record: GroupRecord, operation: Operation) -> int | None:
         """Return how long an operation has lasted, or had when its process was last seen; ns.
 
-        None: nobody knows.
+        None: that is unknown.
         """
         called = operation.called_ns or record.steady_ns
         if self.lives[record.process] == Life.LIVES and not record.process.snapshot:

@@ -1,4 +1,4 @@
-"""Messages without a partner: a recv that nobody sends to, a send that nobody receives."""
+"""Messages without a partner: a recv without a send, or a send without a recv."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ ROWS = 12
 
 @dataclass
 class MessageCall:
-    rank: int  # of the group
+    rank: int  # in the group
     operation: Operation
 
     @property

@@ -33,9 +33,9 @@ from ringcomm._text import output, positive, sizes
 from ringcomm.tools import arguments
 from ringcomm.tools.tune import kernels
 
-MOST_PAIRS = 4  # of each kind: "near" in one site, "far" between two, "memory" in one host
+MOST_PAIRS = 4  # per kind: "near" in one site, "far" between two, "memory" in one host
 ENDS = ("near", "far")
-ROUNDS, SECONDS = 7, 0.02  # of a measurement; its fastest counts, others were disturbed
+ROUNDS, SECONDS = 7, 0.02  # per measurement; its fastest counts, others were disturbed
 LONGEST = 1.0  # seconds that its rounds take, where links are slow
 LARGE = 8 << 20
 SEGMENT = _C.LIMITS["segment_bytes"]
@@ -74,7 +74,7 @@ def tune(output: Path | None) -> int:
     mine = this_host.key(dist.get_rank()), this_host.name()
     told: list[Any] = [mine] * dist.get_world_size()
     dist.all_gather_object(told, mine)
-    ranks: dict[str, list[int]] = {}  # of each host
+    ranks: dict[str, list[int]] = {}  # by host
     for rank, (host, _) in enumerate(told):
         ranks.setdefault(host, []).append(rank)
     if len(ranks) < 2:

@@ -55,7 +55,7 @@ class Times:
 
     bytes: int
     model: str  # what is chosen without a rule
-    size: int = 0  # of the larger buffer
+    size: int = 0  # bytes of the larger buffer
     seconds: dict[str, float] = field(default_factory=dict)
 
     def rule(self, margin: float) -> str:
@@ -190,7 +190,7 @@ def kernel_of(rank: Rank, workload: Workload) -> str:
     device = rank.kept["device"]
     call_of(workload, device)()
     last = ringcomm.backend_of(device=device).flight_record()[-1]
-    dist.barrier()  # what has gone wrong is raised here
+    dist.barrier()  # raises the error of an earlier call
     return str(last["algorithm"])
 
 

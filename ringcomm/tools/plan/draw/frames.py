@@ -15,7 +15,7 @@ from ringcomm.tools.plan.draw import looks
 from ringcomm.tools.plan.draw.looks import Sizes
 from ringcomm.tools.plan.draw.story import Story, Transfer
 
-HEAD = 40  # of a frame: its title, and the names of the chunks
+HEAD = 40  # the top of a frame: its title, and the names of the chunks
 PAD = 3  # around the bars of a cell
 APART = 4  # between two sums in one cell
 MARGIN = 14

@@ -19,7 +19,7 @@ from ringcomm.tools.plan.simulate import topology
 from ringcomm.tools.plan.simulate.engine import simulate
 
 FOLDER = Path(__file__).parent
-MOST_LINES = 24  # of messages beneath a frame
+MOST_LINES = 24  # messages beneath a frame
 
 
 def timed(group: GroupPlans) -> str:

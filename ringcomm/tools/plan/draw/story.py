@@ -140,7 +140,7 @@ class Sent:
 class Rank:
     program: Sequence[Step]
     at: int = 0
-    depth: int = 0  # of the longest chain of messages that it has taken
+    depth: int = 0  # length of the longest chain of messages that it has taken
     memory: dict[Memory, list[Segment]] = field(default_factory=dict)
     states: list[tuple[int, State]] = field(default_factory=list)
     unsent: dict[int, list[tuple[Memory, list[Segment]]]] = field(
@@ -160,7 +160,7 @@ class Run:
         self.ranks = [Rank(steps) for steps in group.steps]
         self.under_way: dict[tuple[int, int, str], deque[Sent]] = defaultdict(deque)
         self.transfers: list[Transfer] = []
-        self.cuts: set[int] = set()  # of the message
+        self.cuts: set[int] = set()  # places where the message is cut
         for rank, state in enumerate(self.ranks):
             begin, end = input_of(self.call, rank)
             if begin < end:
@@ -245,7 +245,7 @@ class Run:
 
 
 def read(memory: Sequence[Segment], offset: int, size: int) -> list[Segment]:
-    """Return the bytes, counted from `offset`. Raises ValueError where nobody has written some."""
+    """Return the bytes, counted from `offset`. Raises ValueError where some are not written."""
     result, at = [], offset
     for segment in memory:
         if segment.end <= at or segment.begin >= offset + size:

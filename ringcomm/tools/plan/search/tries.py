@@ -24,9 +24,9 @@ WAYS = {
     "reduce_scatter": matching.collect,
     "all_reduce": matching.both,
 }
-# More chunks must be this much faster: what a message costs a core is not in the simulation.
+# More chunks must be this much faster: the simulation leaves out what a message costs a core.
 WORTH = 0.98
-MOST_HOPS = 20_000  # of a plan: one with more takes minutes to make and prove
+MOST_HOPS = 20_000  # in a plan: one with more takes minutes to make and prove
 
 
 class Task(NamedTuple):

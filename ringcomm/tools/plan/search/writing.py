@@ -1,7 +1,7 @@
 """Writes steps down as a Python file: an algorithm by hand, which docs/by_hand.md explains.
 
-A file has the steps as a table, and a function that goes through it. What is searched is read from
-the same text, so what was proved and simulated is what is written.
+A file has the steps as a table, and a function that goes through it. The search reads its steps
+from the same text, so the written file is the one that was proved and simulated.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def text_of(form: Form, steps: Sequence[Step], head: str) -> str:
     meaning = "".join(f"# {verb + ':':6} {WORDS[verb]}\n" for verb in used)
     return (
         f'"""{head}"""\n\nfrom ringcomm.algorithms import {USED[form.collective]}\n\n'
-        f"RANKS = {form.ranks}\nPARTS = {form.parts}  # of each rank's part of the message\n"
+        f"RANKS = {form.ranks}\nPARTS = {form.parts}  # chunks in each rank's part of the message\n"
         f"{meaning}# Each step: the verb, the chunk, from which rank, to which rank.\n"
         f"STEPS = (\n{rows})\n\n\n{function_of(form)}"
     )

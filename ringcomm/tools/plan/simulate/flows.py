@@ -24,7 +24,7 @@ class Transfer:
     left: float
     since: float
     rate: float = 0.0
-    version: int = 0  # of its rate: an end that was computed before counts no more
+    version: int = 0  # counts its rates: an end computed for an earlier rate is void
 
 
 @dataclass
@@ -32,7 +32,7 @@ class Flows:
     """All transfers under way."""
 
     links: Sequence[Link]
-    on: list[dict[int, Transfer]] = field(init=False)  # of each link, by number: in that order
+    on: list[dict[int, Transfer]] = field(init=False)  # by link, in the order of their numbers
 
     def __post_init__(self) -> None:
         self.on = [{} for _ in self.links]

@@ -1,4 +1,4 @@
-"""The critical path: what the last rank to end has waited for, step by step, back to the start."""
+"""The critical path: the waits of the last rank to end, step by step, back to the start."""
 
 from __future__ import annotations
 

@@ -11,13 +11,13 @@ from ringcomm._text import show_seconds, show_size
 from ringcomm.tools import svg
 from ringcomm.tools.plan.simulate.sweep import Crossing, Panel, about, crossings
 
-WIDE, HIGH = 330, 250  # of a panel's axes, in pixels, as all lengths here
+WIDE, HIGH = 330, 250  # a panel's axes, in pixels, as all lengths here
 LEFT, ABOVE, BELOW, RIGHT = 66, 34, 48, 18  # around them
-LETTER, LINE = 6.5, 14  # of the text at a crossing
+LETTER, LINE = 6.5, 14  # the text at a crossing
 IN_A_ROW = 3
 NARROWEST = 480  # the note fits into it
 HEAD = 86  # title, note and legend
-ENTRY = 118  # of the legend, unless a name is longer
+ENTRY = 118  # the width of an entry of the legend, unless a name is longer
 # By algorithm, so that pictures can be compared.
 COLORS = {
     "ring": svg.BLUE,

@@ -28,7 +28,7 @@ from ringcomm._network.costs import Hosts, Network
 from ringcomm._network.order import laid_out
 
 Pair = tuple[int, int]  # hosts, by number: from, to
-MOST_LINKS = 100_000  # of a topology
+MOST_LINKS = 100_000  # in a topology
 NAMES = ("mesh", "switch", "ring", "torus:RxC", "fat-tree:K:O", "hosts:HxL", "measured")
 
 
