@@ -48,9 +48,7 @@ class Setting(Generic[T]):
     choices: tuple[str, ...] = ()
     numbered: bool = False  # the library has the choices as numbers, from 0 on
     pattern: str = ""  # matches the whole text
-    wrong: str = (
-        ""  # error text for a value that does not fit; "": the library checks it
-    )
+    wrong: str = ""  # error text for a value that does not fit; "": the library checks it
     name: str = field(default="", init=False)
 
     def __set_name__(self, owner: type, name: str) -> None:

@@ -29,7 +29,7 @@ class Probe(NamedTuple):
 
 
 def rounds(count: int) -> Iterator[list[tuple[int, int]]]:
-    """Every pair of `count` hosts once, in rounds of pairs that share no host."""
+    """Yield every pair of `count` hosts once, in rounds of pairs that share no host."""
     seats = list(range(count + count % 2))
     half = len(seats) // 2
     for _ in seats[1:]:

@@ -98,7 +98,7 @@ def _line_of(error: BaseException) -> Line | None:
 
 
 def line_of(algorithm: Algorithm) -> Line:
-    """Where the function is defined."""
+    """Return where the function is defined."""
     code = getattr(algorithm, "__code__", None)
     return Line(code.co_filename, code.co_firstlineno) if code else caller()
 

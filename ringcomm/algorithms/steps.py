@@ -44,7 +44,7 @@ class Step(NamedTuple):
         return next((target.rank for target in self.targets if target.rank != rank), -1)
 
     def loaded(self, rank: int) -> Iterator[int]:
-        """The ranks whose windows a step of `rank` reads."""
+        """Return the ranks whose windows a step of `rank` reads."""
         return (s.rank for s in self.sources if s.space == "window" and s.rank != rank)
 
 

@@ -107,7 +107,7 @@ class Agreement:
         self.adopt(backend)
 
     def adopt(self, backend: Any) -> None:
-        """The group of the present epoch works: it has the links to all ranks."""
+        """Take over the links of the present epoch's group, which works."""
         self._guests = ()
         self._links.adopt(backend, self._decree)
 
@@ -116,12 +116,12 @@ class Agreement:
         return bool(self._decree.rank >= self._decree.size)
 
     def leave(self) -> None:
-        """Go: the others need not wait for the end of this process."""
+        """Leave, so that the others need not wait for the end of this process."""
         self._decree.leave()
         self._links.show(self._decree)
 
     def lost(self) -> bool:
-        """Whether a member of the present epoch has died, or is suspected."""
+        """Tell whether a member of the present epoch has died, or is suspected."""
         self._links.hear(self._decree)
         return bool(self._decree.gone())
 

@@ -119,7 +119,7 @@ def compare(ballots: list[Ballot], step: int) -> None:
 
 
 def hash_of_options(tracked: Tracked) -> int:
-    """64 bits of what optimizers, schedulers and scalers go by, beside their tensors."""
+    """Return 64 bits of settings of optimizers, schedulers and scalers, beside their tensors."""
     values: list[Any] = []
     for optimizer in tracked.optimizers:
         for group in optimizer.param_groups:
@@ -130,7 +130,7 @@ def hash_of_options(tracked: Tracked) -> int:
 
 
 def hash_of_rates(tracked: Tracked) -> int:
-    """64 bits of learning rates, and of how far the schedulers are: quick, for each step."""
+    """Return 64 bits of learning rates, and of how far the schedulers are: quick, for each step."""
     values = [getattr(scheduler, "last_epoch", 0) for scheduler in tracked.schedulers]
     values += [
         group.get("lr", 0) for optimizer in tracked.optimizers for group in optimizer.param_groups

@@ -201,7 +201,7 @@ class Changes:
         self.fruitless_failures = 0
 
     def is_failure(self, error: BaseException) -> bool:
-        """Whether `error` says that the group has failed, or was raised because of that."""
+        """Tell whether `error` says that the group has failed, or was raised because of that."""
         if not isinstance(error, Exception) or isinstance(error, Diverged | Evicted | TooFew):
             return False
         cause: BaseException | None = error
@@ -422,7 +422,7 @@ class Changes:
         self.meet(" ".join("+" + guest.uuid for guest in epochs.guests))
 
     def take_state(self) -> None:
-        """As a guest: take the state, and become a member. Raises RuntimeError if that fails."""
+        """Take the state as a guest, and become a member. Raises RuntimeError if that fails."""
         assert self.tracked is not None
         epochs = self.epochs
         givers = list(range(len(epochs.members)))

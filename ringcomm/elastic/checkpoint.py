@@ -86,7 +86,7 @@ class Checkpoints:
         self._error = ""  # from the last write; read after the thread's end
 
     def due(self, step: int, now: float) -> bool:
-        """Whether a checkpoint is to be made after `step`, at `now` (monotonic seconds).
+        """Tell whether a checkpoint is to be made after `step`, at `now` (monotonic seconds).
 
         A time for `every` runs from the first call, and anew from each that answers True.
         """

@@ -196,7 +196,7 @@ def regroup(ddp: Any, group: Any, rebuild: bool) -> None:
 
 
 def _holds_group(ddp: Any) -> bool:
-    """Whether the reducer holds a hook with the old group, which only a new reducer lets go of."""
+    """Tell whether the reducer holds a hook with the old group: only a new reducer drops it."""
     hooks = getattr(ddp, "_comm_hooks", [])
     return bool(_built_in_hook(ddp)) or any(state is ddp.process_group for _, state in hooks)
 

@@ -181,11 +181,11 @@ class Epochs:
         return results
 
     def has_timed_out(self) -> bool:
-        """Whether an operation of any group has waited for a rank for too long."""
+        """Tell whether an operation of any group has waited for a rank for too long."""
         return any(str(error).endswith(".TIMEOUT") for error in self._for_all_groups("get_error"))
 
     def has_lost(self) -> bool:
-        """Whether a member of the present epoch has died, or is suspected."""
+        """Tell whether a member of the present epoch has died, or is suspected."""
         return self.agreement is not None and bool(self.agreement.lost())
 
     def check_groups(self) -> None:

@@ -67,7 +67,7 @@ class Tracked:
         self.pack()  # raises here, on every rank, for what a joiner could not load
 
     def signature(self) -> str:
-        """Names and kinds, to compare between ranks: "model: Net, opt: AdamW"."""
+        """Return names and kinds, to compare between ranks: "model: Net, opt: AdamW"."""
         return _listed(self._kinds())
 
     def _kinds(self) -> dict[str, str]:
@@ -136,7 +136,7 @@ class Tracked:
     # ---- comparing and sending
 
     def fingerprint(self, *, buffers: bool = False) -> int:
-        """64 bits of all parameters, which are equal on all ranks after a step.
+        """Return 64 bits of all parameters, which are equal on all ranks after a step.
 
         With `buffers`, of these too; they may differ between ranks, as BatchNorm's do.
         """
@@ -149,7 +149,7 @@ class Tracked:
         return result
 
     def pack(self) -> Packed:
-        """The whole state, over the tensors' own memory: it is what it is when it is sent.
+        """Return the whole state, over the tensors' own memory: it is what it is when it is sent.
 
         Parameters and optimizers are equal on all ranks, so each giver sends a part of them; all
         else comes from the first. Raises ValueError for what is neither tensors nor plain data.
@@ -204,7 +204,7 @@ def _listed(kinds: dict[str, str]) -> str:
 
 
 def _is_scheduler(thing: object) -> bool:
-    """Whether its state is small, and it may be called before the optimizer's step."""
+    """Tell whether its state is small, and it may be called before the optimizer's step."""
     known = isinstance(thing, torch.optim.lr_scheduler.LRScheduler)
     return known or (hasattr(thing, "optimizer") and hasattr(thing, "step"))
 

@@ -75,7 +75,7 @@ class Address(NamedTuple):
         return f"{self.host}:{self.port}"
 
     def is_here(self) -> bool:
-        """Whether it is an address of this host."""
+        """Tell whether it is an address of this host."""
         try:
             family, _, _, _, at = socket.getaddrinfo(self.host, 0, type=socket.SOCK_STREAM)[0]
             with socket.socket(family, socket.SOCK_STREAM) as trial:
@@ -85,7 +85,7 @@ class Address(NamedTuple):
         return True
 
     def answers(self) -> bool:
-        """Whether a process listens there."""
+        """Tell whether a process listens there."""
         try:
             socket.create_connection((self.host, self.port), PROBE_SECONDS).close()
         except OSError:

@@ -74,12 +74,12 @@ def _hash(tensor: Any) -> int:
 
 
 def fold(first: int, second: int) -> int:
-    """A checksum of two checksums, in this order."""
+    """Return a checksum of two checksums, in this order."""
     return (first * 0x9E3779B97F4A7C15 + second + 1) % (1 << 64)
 
 
 def is_dense(tensor: Any) -> bool:
-    """Whether elements lie without gaps and overlaps, in whatever order."""
+    """Tell whether elements lie without gaps and overlaps, in whatever order."""
     expected = 1
     for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
         if size != 1 and stride != expected:
@@ -89,7 +89,7 @@ def is_dense(tensor: Any) -> bool:
 
 
 def memory_of(tensor: Any) -> Any:
-    """uint8[n] of a tensor's elements as they lie; a copy if there are gaps between them."""
+    """Return a tensor's elements as they lie, as uint8[n]; a copy if they have gaps."""
     dense = tensor.detach() if is_dense(tensor) else tensor.detach().contiguous()
     return torch.as_strided(dense, (dense.numel(),), (1,)).view(torch.uint8)
 
@@ -134,7 +134,7 @@ def fill(value: Any, tensors: list[Any]) -> Any:
 
 
 def encode(header: dict[str, Any]) -> bytes:
-    """Raises ValueError for what is not plain data, as an array of NumPy."""
+    """Encode it. Raises ValueError for anything but plain data, such as an array of NumPy."""
     buffer = io.BytesIO()
     try:
         torch.save(header, buffer)
@@ -159,7 +159,7 @@ def pack(header: dict[str, Any], tensors: list[tuple[Any, bool]]) -> Packed:
 
 
 def stream(header: bytes, leaves: list[Leaf], tensors: list[Any]) -> Packed:
-    """The memory of `tensors`, in the order that the leaves give on every rank."""
+    """Return the memory of `tensors`, in the order that the leaves give on every rank."""
     order = sorted(range(len(leaves)), key=lambda index: not leaves[index].own)
     parts = [memory_of(tensors[index]) for index in order]
     own = sum(part.numel() for part, i in zip(parts, order, strict=True) if leaves[i].own)
@@ -321,7 +321,7 @@ def _as_tensor(data: bytes) -> Any:
 
 
 def flat_state(thing: Any, tensors: list[tuple[Any, bool]]) -> Any:
-    """An object's state without its tensors, which are added to `tensors`."""
+    """Return an object's state without its tensors, which are added to `tensors`."""
     module = ddp.unwrapped(thing)
     if not isinstance(module, nn.Module):
         return flatten(thing.state_dict(), tensors, not isinstance(thing, torch.optim.Optimizer))
@@ -331,7 +331,7 @@ def flat_state(thing: Any, tensors: list[tuple[Any, bool]]) -> Any:
 
 
 def shapes_of(thing: Any) -> dict[str, list[int]]:
-    """The shapes of an optimizer's parameters, by their places."""
+    """Return the shapes of an optimizer's parameters, by their places."""
     return {
         f"parameter {index} of group {number}": list(parameter.shape)
         for number, group in enumerate(getattr(thing, "param_groups", []))

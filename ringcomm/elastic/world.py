@@ -266,7 +266,7 @@ class World:
     # ---- steps
 
     def step(self) -> AbstractContextManager[None]:
-        """One step of the training: applied by every member, or by none and computed again.
+        """Enclose a step of the training: every member applies it, or none does and it is repeated.
 
         The first `step()` of the tracked optimizer inside waits until all ranks have their
         gradients. Several optimizers make their steps at once, and take them back if the step does
@@ -450,7 +450,7 @@ class Step(AbstractContextManager[None]):
         world._step, world._training = self, True
 
     def before(self, optimizer: Any, index: int, *, closure: bool) -> None:
-        """The tracked optimizer of that index is about to apply its gradients.
+        """Prepare: the tracked optimizer of that index is about to apply its gradients.
 
         Raises Redo if the step is not to be applied, and what `Changes.commit` raises.
         """
@@ -472,7 +472,7 @@ class Step(AbstractContextManager[None]):
             raise Redo
 
     def after(self, index: int) -> None:
-        """The tracked optimizer of that index has applied its gradients."""
+        """Note that the tracked optimizer of that index has applied its gradients."""
         self._done |= 2 << index
 
     def __exit__(
@@ -515,7 +515,7 @@ class Step(AbstractContextManager[None]):
         return True
 
     def _is_applied(self, changes: Changes, error: BaseException | None) -> bool:
-        """Whether this rank has done all that a step which counts changes.
+        """Tell whether this rank has done all that a step which counts changes.
 
         What fails because the group has, after the optimizer, fails on the others, too.
         """

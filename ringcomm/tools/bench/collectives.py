@@ -190,7 +190,7 @@ class Bench:
         return max(FEWEST, min(MOST, int(self.options.seconds / typical)))
 
     def is_copied(self, sample: Sample) -> bool:
-        """Whether its copies are timed: those of plans in memory, called as plans are counted."""
+        """Tell whether its copies are timed: for plans in memory, called as plans are counted."""
         form, usual_place = sample.workload.form, cases.IN_PLACE[sample.workload.collective][0]
         usual = form.device == "cpu" and form.in_place == usual_place
         ours = sample.backend == "ringcomm" and not sample.loaded

@@ -288,7 +288,7 @@ def on_loopback(address: str) -> bool:
 
 
 def apart(evidence: Evidence) -> Iterator[Finding]:
-    """Ranks of one machine that share no memory, where that is a surprise."""
+    """Find ranks of one machine that share no memory, where that is a surprise."""
     told: dict[str, list[int]] = defaultdict(list)
     for (rank, peer), link in sorted(evidence.links.items()):
         if link.memory not in ("", "shared"):
@@ -305,7 +305,7 @@ def apart(evidence: Evidence) -> Iterator[Finding]:
 
 
 def unreached(evidence: Evidence) -> Iterator[Finding]:
-    """Pairs without any connection, and pairs that only one side can connect."""
+    """Find pairs without any connection, and pairs that only one side can connect."""
     for (source, target), ranks in by_hosts(evidence, both=True).items():
         near, far = evidence.ranks[source], evidence.ranks[target]
         sentence = f"{upper_first(on_host(near, ranks[0]))} and {on_host(far, ranks[1])} cannot "
@@ -330,7 +330,7 @@ def by_hosts(evidence: Evidence, both: bool) -> dict[tuple[int, int], tuple[set[
 
 
 def answers(evidence: Evidence) -> Iterator[Finding]:
-    """Addresses that answered something else than a connection, by host and answer."""
+    """Find addresses that answered something else than a connection, by host and answer."""
     first = {rank: ranks[0] for ranks in machines(evidence).values() for rank in ranks}
     groups: dict[tuple[int, int, str, str], tuple[set[int], set[int], bool]] = {}
     for (rank, peer), link in sorted(evidence.links.items()):
@@ -450,7 +450,7 @@ def clock(evidence: Evidence) -> Iterator[Finding]:
 
 
 def slow(evidence: Evidence) -> Iterator[Finding]:
-    """Pairs of hosts that are much slower than most; the best pair of ranks counts."""
+    """Find pairs of hosts that are much slower than most; the best pair of ranks counts."""
     best: dict[tuple[str, str], list[float]] = {}
     for pair in evidence.pairs.values():
         if pair.trouble or not pair.forth or not pair.back or not pair.remote:

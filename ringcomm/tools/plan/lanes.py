@@ -145,7 +145,7 @@ def legend(top: float, scale: Scale) -> Iterator[str]:
 
 
 def axis(scale: Scale) -> Iterator[str]:
-    """Lines for round times, with the times above them."""
+    """Draw lines for round times, with the times above them."""
     step, unit, name = tick_of(scale.seconds, scale.width / 90)
     y = scale.top - 8
     yield svg.text(12, y - 18, f"time by the model, in {name}", "soft")
@@ -223,7 +223,7 @@ def arrows(scale: Scale, messages: Sequence[TimedMessage]) -> Iterator[str]:
 
 
 def ends_of(scale: Scale, message: TimedMessage) -> tuple[Point, Point]:
-    """An arrow leaves the edge of a bar and ends at the edge of another."""
+    """Return where an arrow leaves the edge of a bar and ends at the edge of another."""
     down = 1 if message.receiver > message.sender else -1
     edge = down * scale.bar / 2
     return (

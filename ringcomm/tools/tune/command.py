@@ -144,7 +144,7 @@ def measure_pair(group: Any, across: bool) -> list[float]:
 
 
 def time_call(group: Any, call: Callable[[], object]) -> float:
-    """Seconds of a call, by the same number of them on both ranks."""
+    """Return the seconds of a call, by the same number of them on both ranks."""
     call()
     began = time.perf_counter()
     call()
@@ -161,7 +161,7 @@ def time_call(group: Any, call: Callable[[], object]) -> float:
 
 
 def time_sum() -> float:
-    """Gamma: seconds a byte of an addition on one core."""
+    """Return gamma: seconds a byte of an addition on one core."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     total, part = torch.ones(BLOCK // 4), torch.zeros(BLOCK // 4)

@@ -59,7 +59,7 @@ class Times:
     seconds: dict[str, float] = field(default_factory=dict)
 
     def rule(self, margin: float) -> str:
-        """The kernel that a rule must name, or "" where the model's is as good."""
+        """Return the kernel that a rule must name, or "" where the model's is as good."""
         if not self.seconds:
             return ""
         fastest = min(self.seconds, key=lambda kernel: self.seconds[kernel])
@@ -207,7 +207,7 @@ def time_calls(rank: Rank, workload: Workload) -> float:
 
 
 def on_stream(call: Callable[[], object]) -> float:
-    """Time what the GPU does alone: it sleeps while the host enqueues the calls.
+    """Time the GPU's work alone: it sleeps while the host enqueues the calls.
 
     The first call does not count, in which it waits for ranks that are late. Where the host takes
     longer than the sleep, the time is the host's. So the second sleep is longer, and it counts.
@@ -228,7 +228,7 @@ def on_stream(call: Callable[[], object]) -> float:
 
 
 def on_host(call: Callable[[], object]) -> float:
-    """The same where calls end when they return: on the simulated device of tests."""
+    """Time the same where calls end when they return: on the simulated device of tests."""
     began = time.perf_counter()
     for _ in range(CALLS):
         call()

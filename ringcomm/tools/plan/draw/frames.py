@@ -153,7 +153,7 @@ class Frames:
         yield "</g>"
 
     def bars(self, pieces: Sequence[frozenset[int]], x: float, y: float) -> Iterator[str]:
-        """A bar for each sum: those that are not added up yet stand apart."""
+        """Draw a bar for each sum: those that are not added up yet stand apart."""
         size = self.sizes
         room = size.cell - 2 * PAD - APART * (len(pieces) - 1 if self.full > 1 else 0)
         high = size.bar if size.row >= 40 else size.row * 0.86 - 2 * PAD

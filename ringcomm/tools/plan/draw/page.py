@@ -81,7 +81,7 @@ def controls(last: int) -> str:
 
 
 def messages(story: Story, number: int) -> Iterator[str]:
-    """The lines beneath a frame."""
+    """Return the lines beneath a frame."""
     if number == 0:
         yield "No message has been sent."
         return

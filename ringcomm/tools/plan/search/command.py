@@ -140,7 +140,7 @@ def command_of(options: argparse.Namespace) -> str:
 def report(
     task: Task, result: Found, others: Sequence[Other], least: Bounds, proof: Proof
 ) -> Iterator[str]:
-    """Time beside the ring, the library's fastest and the bound; then what was proved."""
+    """Tell the time beside the ring, the library's fastest and the bound; then what was proved."""
     form, ring, best = result.form, ring_of(others), others[0]
     chunks = "1 chunk" if form.parts == 1 else f"{form.parts} chunks"
     what = f"{task.collective} of {show_size(task.bytes)} bytes, {task.ranks} ranks"

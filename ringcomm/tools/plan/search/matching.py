@@ -103,21 +103,21 @@ class Matching:
         return round(seconds / self.tick)
 
     def way(self, pair: Pair) -> Pair:
-        """The pair of hosts whose route a message takes."""
+        """Return the pair of hosts whose route a message takes."""
         return (pair[1], pair[0]) if self.back else pair
 
     def room(self, pair: Pair) -> float:
-        """Seconds at which the links have done with what was matched, and then with a chunk."""
+        """Return the seconds at which the links have done with all that is matched, and a chunk."""
         links = self.topology.links
         route = self.topology.routes[self.way(pair)]
         return max(self.free[link] + self.chunk_bytes / links[link].rate for link in route)
 
     def alone(self, pair: Pair) -> float:
-        """Seconds of a chunk on a route of its own, without latency."""
+        """Return the seconds of a chunk on a route of its own, without latency."""
         return self.chunk_bytes / self.topology.rate(self.way(pair))
 
     def arrival(self, pair: Pair) -> float:
-        """Seconds at which the next chunk of this pair would be there."""
+        """Return the seconds at which the next chunk of this pair would be there."""
         left = max(self.room(pair), min(self.open[pair].values()) + self.alone(pair))
         return left + self.topology.latency(self.way(pair))
 
@@ -212,7 +212,7 @@ Event = tuple[float, Step]
 
 
 def handed_round(hops: Sequence[Hop]) -> list[Event]:
-    """Each hop is sent at one time, and copied at another."""
+    """Return the events of hops: each is sent at one time, and copied at another."""
     events = []
     for hop in hops:
         events.append((hop.sent, Step("send", *hop[:3])))
@@ -221,7 +221,7 @@ def handed_round(hops: Sequence[Hop]) -> list[Event]:
 
 
 def added_up(hops: Sequence[Hop], owners: Sequence[int]) -> list[Event]:
-    """Each hop takes a partial sum on; the owner copies the whole one at the last arrival."""
+    """Return events: hops take partial sums on; the owner copies the whole at the last arrival."""
     events = [(hop.sent, Step("add", *hop[:3])) for hop in hops]
     whole = dict.fromkeys(range(len(owners)), 0.0)
     for hop in hops:

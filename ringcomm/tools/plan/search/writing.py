@@ -99,7 +99,7 @@ def function_of(form: Form) -> str:
 
 
 def check(form: Form) -> str:
-    """The plan is for this group alone."""
+    """Write the check that the call is the one of the plan."""
     what = f'"{form.collective}", {form.ranks}, {form.root}'
     return textwrap.indent(
         f"if (shape.collective, shape.ranks, shape.root) != ({what}):\n"

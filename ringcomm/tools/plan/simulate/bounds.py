@@ -42,7 +42,7 @@ def bounds(call: Call, topology: Topology, fabrics: Fabrics) -> Bounds:
 
 
 def cuts(call: Call, topology: Topology) -> Iterator[tuple[float, str]]:
-    """Seconds that the links of each cut need, and whose they are."""
+    """Yield the seconds that the links of each cut need, and whose they are."""
     if call.hosts == 1:
         return
     at: dict[str, list[Link]] = {}  # the links of each node

@@ -137,7 +137,7 @@ class Found(NamedTuple):
         return source.title_of(self.group.call, self.group.algorithm)
 
     def lines(self, links: int = SHOWN_LINKS) -> Iterator[str]:
-        """The report, with so many links; 0: all."""
+        """Yield the report, with so many links; 0: all."""
         call, fabrics = self.group.call, self.network.fabrics
         yield self.title
         yield f"{self.engine.topology.name}, by a model with the costs of: {self.network.source}"
@@ -150,7 +150,7 @@ class Found(NamedTuple):
         yield from link_lines(self.engine, links)
 
     def svg(self) -> str:
-        """The messages over time. Raises ValueError where there are too many."""
+        """Draw the messages over time. Raises ValueError where there are too many."""
         note = (
             f"{show_seconds(self.engine.seconds)} by a model with the costs of "
             f"{self.network.source}, on {self.engine.topology.name}, not measured."
@@ -195,7 +195,7 @@ def shortened(words: Sequence[str], most: int = 10) -> str:
 
 
 def link_lines(engine: Engine, most: int) -> Iterator[str]:
-    """The busiest links first; those that carry nothing are counted."""
+    """Yield the busiest links first; those that carry nothing are counted."""
     links = engine.topology.links
     used = [number for number in range(len(links)) if engine.carried[number]]
     if not used:

@@ -193,7 +193,7 @@ class Engine:
         self.change(transfer)
 
     def change(self, transfer: Transfer) -> None:
-        """Shares are computed once for all that happens at one time, after all of it."""
+        """Have shares computed once for all that happens at one time, after all of it."""
         if not self.changed:
             self.later(self.now, self.share, order=1)
         self.changed.update(transfer.route)
@@ -219,7 +219,7 @@ class Engine:
             self.begin(queue[0])
 
     def leave(self, message: TimedMessage) -> None:
-        """Its last byte has left."""
+        """Note that its last byte has left."""
         message.left = self.now
         hosts = message.sender // self.local, message.receiver // self.local
         self.later(self.now + self.topology.latency(hosts), self.receive, message)

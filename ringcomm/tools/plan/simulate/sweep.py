@@ -121,7 +121,7 @@ def crossings(panel: Panel) -> list[Crossing]:
 
 
 def lines_of(panel: Panel) -> Iterator[str]:
-    """The table of a panel, and where the fastest changes."""
+    """Yield the table of a panel, and where the fastest changes."""
     yield f"\n{panel.ranks} ranks"
     names = list(panel.times)
     wide = max(14, *(len(name) + 3 for name in names))

@@ -114,7 +114,7 @@ def range_of(panels: Sequence[Panel]) -> tuple[float, float]:
 
 
 def legend(names: Sequence[str], entries: int, entry: int) -> Iterator[str]:
-    """A line for each name, `entries` of so many pixels in a row."""
+    """Draw a line for each name, `entries` of so many pixels in a row."""
     for number, name in enumerate([*names, "lower bound"]):
         row, column = divmod(number, entries)
         x, y = 12 + column * entry, 64 + row * 18
@@ -156,7 +156,7 @@ def path_of(times: dict[int, float], axes: Axes) -> str:
 
 
 def marks(crossed: Sequence[Crossing], axes: Axes) -> Iterator[str]:
-    """A dot where the fastest changes, with the bytes and the new one above or below it."""
+    """Draw a dot where the fastest changes, with the bytes and the new one above or below it."""
     texts: list[tuple[float, float, float]] = []  # from and to on the line, and its height
     for crossing in crossed:
         x, y = axes.x(crossing.bytes), axes.y(crossing.seconds)

@@ -67,7 +67,7 @@ class Topology:
         return self.alpha + sum(self.links[link].latency for link in self.routes[pair])
 
     def rate(self, pair: Pair) -> float:
-        """Bytes a second of a message that has its route to itself."""
+        """Return the bytes a second of a message that has its route to itself."""
         return min(self.links[link].rate for link in self.routes[pair])
 
 
@@ -191,7 +191,7 @@ def torus(rows: int, columns: int, rate: float, alpha: float) -> Topology:
 
 
 def fat_tree(count: int, leaf: int, over: float, rate: float, alpha: float) -> Topology:
-    """Two levels. The links of a leaf upwards are one, so no route is worse by chance."""
+    """Make two levels. The links of a leaf upwards are one, so no route is worse by chance."""
     hosts, wires = host_names(count), Wires(rate)
     leaves = (count + leaf - 1) // leaf
     for host, name in enumerate(hosts):
