@@ -24,7 +24,7 @@ ROOT = Path(__file__).resolve().parent
 CUDA_LIBRARY = "libringcomm_cuda.so"
 VERIFIER = "_verifier.*.so"
 ARCHITECTURES = "80;90;100;120"
-# Set by scripts/wheel.sh: what is built is installed elsewhere, and says for which torch it is.
+# Set by scripts/wheel.sh: the wheel is installed elsewhere, and says for which torch it is.
 WHEEL = bool(os.environ.get("RINGCOMM_WHEEL"))
 
 

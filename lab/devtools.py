@@ -93,7 +93,7 @@ class Browser:
         return message
 
     def run(self, script: str) -> Any:
-        """Return the value of an expression in the page; of a promise, what it comes to.
+        """Return the value of an expression in the page; of a promise, its result.
 
         Raises RuntimeError with the exception's text.
         """

@@ -128,7 +128,7 @@ class Slurm:
     def start(
         self, *words: object, output: Path, **environment: str | None
     ) -> subprocess.Popen[bytes]:
-        """Start a command on the first node, beside Slurm; what it prints goes into a file."""
+        """Start a command on the first node, beside Slurm, with its output in a file."""
         command = [str(word) for word in words]
         with output.open("wb") as stream:
             merged = {**self.environment, **environment}

@@ -1,4 +1,4 @@
-"""One process of an elastic training, as tests start it: what it does is a `Plan`.
+"""One process of an elastic training, as tests start it, with a `Plan`.
 
 It writes a line of JSON for everything that happens to it, with the time on the clock that all
 processes of the machine share.

@@ -149,7 +149,7 @@ def test_the_environment_is_read_by_python_alone() -> None:
 
 
 def test_no_size_of_a_cache_is_believed() -> None:
-    """Virtual machines tell sizes that are not theirs: what pays is measured (exec/tuner.h)."""
+    """Virtual machines tell sizes that are not theirs, so exec/tuner.h measures what pays."""
     told = r"devices/system/cpu/cpu|_SC_LEVEL\d|_CACHE_(LINE)?SIZE|__cpuid"
     assert [short(path) for path in CSRC if re.search(told, path.read_text())] == []
 

@@ -41,7 +41,7 @@ def rivals(settings: Settings) -> list[str]:
 def run_bench(
     settings: Settings, name: str, size: int, *words: str, device: str = "", **variables: str
 ) -> dict[str, Any]:
-    """Run it; what it prints is a table of the archive. Returns its JSON."""
+    """Run it, with its output as a table of the archive. Returns its JSON."""
     out = Path(settings.folder) / f"{name}_{size}.json"
     device = device or ("cpu" if settings.simulated else "cuda")
     command = [sys.executable, "-m", "ringcomm", "bench", "--ranks", str(size)]

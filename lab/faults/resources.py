@@ -197,7 +197,7 @@ RESOURCES = [
         "the wall clock jumps an hour forth and back",
         "exact results, no error",
         misled,
-        elsewhere=False,  # what is preloaded changes what is read, not what the kernel waits for
+        elsewhere=False,  # the preloaded library changes reads, and not waits in the kernel
     ),
     Fault(
         "stall",

@@ -24,7 +24,7 @@ from lab.ranks import HOST, Rank, Ranks, error_of, join, ranks
 
 
 class OwnStore(dist.Store):
-    """A store written in Python: what torch hands on is then a call back into the interpreter."""
+    """A store written in Python: torch hands on a call back into the interpreter."""
 
     def __init__(self, inner: Any) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Who waits holds nobody up, and what a wait was for ends with it."""
+"""A thread that waits holds no other up, and the thing that it waits for ends with the wait."""
 
 from __future__ import annotations
 

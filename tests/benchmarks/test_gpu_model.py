@@ -1,4 +1,4 @@
-"""benchmarks/gpu_model.py: what the page and the committed figures say is what it prints."""
+"""benchmarks/gpu_model.py prints the figures that the page and the committed file have."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""CUDA graphs: what is captured once does its work again at each replay, beside calls.
+"""CUDA graphs: captured calls do their work again at each replay, beside other calls.
 
 The simulated device captures and replays as CUDA does (tests/cpp/device/sim_graph_test.cc).
 """

@@ -1,7 +1,7 @@
 """torch's streams, events and futures, as ProcessGroupNCCL treats them.
 
 torch here has no CUDA, so tests/sim/torch_cuda.cc gives it a simulated device whose streams are
-slow: what has not been waited for is not there yet.
+slow: a result is not there before somebody has waited for it.
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ def messages(rank: Rank, cuda: Cuda) -> str:
 
 
 def forgotten(rank: Rank, cuda: Cuda) -> str:
-    """Nobody waits, and nobody keeps the tensor: its memory is not given back under way."""
+    """Memory is not given back under way, even if nobody waits, or keeps the tensor."""
     for _ in range(5):
         dist.all_reduce(cuda.full(1000, 1.0)[1], async_op=True)
     memory, tensor = cuda.full(1000, 1.0)

@@ -124,7 +124,7 @@ def held(some: Trainees, number: int) -> dict[str, int]:
 
 
 def await_held(some: Trainees, number: int, most: dict[str, int]) -> None:
-    """Wait until a process holds no more than that: what is released may be so a moment later."""
+    """Wait until a process holds no more than that: a release may take a moment."""
     deadline = time.monotonic() + limit(10)
     while any((now := held(some, number))[what] > most[what] for what in most):
         assert time.monotonic() < deadline, f"it holds {now}, and may hold {most}"
@@ -195,7 +195,7 @@ def draws() -> Outcome:
 
 
 def test_the_generator_of_cuda() -> None:
-    """It is put back with the others. What stands in for it here is a generator of the CPU."""
+    """It is put back with the others. A generator of the CPU stands in for it here."""
     os.environ["RINGCOMM_CUDA_LIBRARY"] = CUDA["RINGCOMM_CUDA_LIBRARY"]
     try:
         assert in_child(draws) == {"again": True, "differs": True}

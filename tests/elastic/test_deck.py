@@ -160,7 +160,7 @@ class Dropping(Deck):
 
 
 class Doubling(Deck):
-    """Planted bug: what the dead member held first is dealt twice."""
+    """Planted bug: the first batch of the dead member is dealt twice."""
 
     def _take_back(self, queue: list[int]) -> None:
         super()._take_back(queue + queue[:1])
@@ -207,7 +207,7 @@ def test_planted_bugs_are_found(kind: type[Deck], sentence: str) -> None:
     def histories() -> None:
         for number in range(20):
             chance = random.Random(number)
-            # Nobody joins: the check of the joiner's state would find some bugs first.
+            # There are no joins: the check of the joiner's state would find some bugs first.
             world = World(deal(chance, kind), chance, ["step", "step", "step", "die", "shuffle"])
             for _ in range(EVENTS):
                 world.go_on()

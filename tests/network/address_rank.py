@@ -3,7 +3,7 @@
     address_rank.py SOCKET
 
 Takes one line of JSON over a Unix socket: the rank, where the store is, and variables of its
-environment. Answers with another: what the rank has met with, and where it listened. Each is a fork
+environment. Answers with another: the rank's result, and where it listened. Each is a fork
 of this process, which has imported torch once and has no library of ringcomm's yet. It ends, and
 with rank 0 the store, when the socket does.
 """

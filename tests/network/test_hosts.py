@@ -171,7 +171,7 @@ def test_a_firewall_rejects_for_a_while(pair: Pair, host: int) -> None:
 
 @contextlib.contextmanager
 def in_thread(body: Callable[[], None]) -> Iterator[None]:
-    """Run it meanwhile; what it raises is raised at the end."""
+    """Run it meanwhile, and raise its error at the end."""
     raised: list[BaseException] = []
 
     def run() -> None:

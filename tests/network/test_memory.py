@@ -62,7 +62,7 @@ def add_up(_: Rank, data: torch.Tensor) -> None:
 
 
 def receive(rank: Rank, data: torch.Tensor) -> None:
-    """Rank 0 writes nothing: what it lacks is memory for what the others send."""
+    """Rank 0 writes nothing: it lacks memory for the bytes that the others send."""
     if rank.index == 0:
         dist.recv(data, 1)
     elif rank.index == 1:

@@ -103,7 +103,7 @@ def on_the_wire(folder: Path, env: dict[str, str]) -> bytes:
     """All that passes while two ranks send tensors with the mark."""
     file = folder / "capture"
     with Hosts(2) as hosts:
-        # A packet for each piece: what is captured is whole, and each shows what it has.
+        # A packet for each piece: the capture is whole, and each piece shows in it.
         capture = hosts.start(1, [sys.executable, "-c", CAPTURE, file])
         deadline = time.monotonic() + limit(20)
         while not Path(f"{file}.begun").exists():

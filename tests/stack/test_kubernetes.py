@@ -52,7 +52,7 @@ class Pods:
         self.hosts, self.folder = hosts, folder
 
     def start(self, place: int, container: dict[str, Any]) -> Started:
-        """Start a pod; what it prints is added to the file `out`."""
+        """Start a pod, and add its output to the file `out`."""
         variables = {entry["name"]: entry.get("value", "of a secret") for entry in container["env"]}
         settings = {"PATH": f"{sys.prefix}/bin:{os.environ['PATH']}", "OMP_NUM_THREADS": "1"}
         settings |= {"RES_OPTIONS": "timeout:1 attempts:1", **variables}

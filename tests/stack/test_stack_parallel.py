@@ -1,4 +1,4 @@
-"""Tensor and pipeline parallelism over ringcomm: what they compute is Gloo's.
+"""Tensor and pipeline parallelism over ringcomm: the results are Gloo's.
 
 Each program also compares itself with one process that does the whole work, so that the two
 backends cannot be wrong alike.

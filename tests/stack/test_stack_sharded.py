@@ -270,7 +270,7 @@ def sharded(rank: Rank, variant: str, hybrid: bool = False, factor: float = 4) -
         fsdp.fully_shard(module, mesh=mesh, **FSDP2.get(variant, {}))
         if "divide" in variant:  # by PREMUL_SUM; by AVG where it is the size
             module.set_gradient_divide_factor(factor)
-        # Gloo has no PREMUL_SUM: there, what has been summed is divided.
+        # Gloo has no PREMUL_SUM: there, the sum is divided.
         if variant == "sum_only" or (variant == "divide" and dist.get_backend() == "gloo"):
             module.set_force_sum_reduction_for_comms(True)
         if variant == "prefetch":
