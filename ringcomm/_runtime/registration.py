@@ -103,7 +103,7 @@ def create_stand_in(options: Any, backend_options: Any = None) -> Any:
 
 @functools.cache
 def warn_of_unknown_variables() -> None:
-    """Say, once a process, which variables nobody reads: on stderr, as the library warns."""
+    """Warn, once a process, of variables that have no meaning: on stderr, as the library warns."""
     for name, meant in unknown_variables():
         process.say(
             f"WARNING: unknown environment variable {name} is ignored: did you mean {meant}?"

@@ -11,7 +11,7 @@ from typing import Any, cast
 from ringcomm import _planner
 from ringcomm._text import list_of, output, sizes
 
-# What tensors hold, in bytes.
+# The types of elements, with their bytes.
 DTYPES = {
     "bfloat16": 2,
     "bool": 1,
@@ -115,11 +115,11 @@ def add_collective(
 
     Where it is optional and left out, that is None.
     """
-    one = named(names)
+    parse = named(names)
     return parser.add_argument(
         "collectives" if several else "collective",
         metavar="COLLECTIVE",
-        type=list_of(one) if several else one,
+        type=list_of(parse) if several else parse,
         nargs="?" if optional else None,
         action=Given,
         help=f"{'some' if several else 'one'} of {', '.join(names)}",

@@ -76,8 +76,8 @@ def test_limits_follow_the_costs(name: str) -> None:
 def test_the_plans_cross_at_the_limit(name: str, count: int) -> None:
     """By the simulation: below the limit the algorithm is faster than the next one, beyond slower.
 
-    The table takes what comes from all ranks at once to lose a tenth, which links do not. What a
-    tree's root sends at once shares its link here, and takes turns by the table: that is slower.
+    The table assumes that bytes from all ranks at once lose a tenth, and links lose none. A tree's
+    root sends at once over its link here, and in turns by the table: that is slower.
     """
     collective, shard = LIMITED[name]
     limit, whole = limit_of(name, LAN, count), count if shard else 1
@@ -107,7 +107,7 @@ def test_the_plans_cross_at_the_limit(name: str, count: int) -> None:
         ("alpha -1e-5 beta 1e-9 gamma 1e-10", "alpha"),
         ("alpha nan beta 1e-9 gamma 1e-10", "alpha"),
         ("alpha 1e-5 beta inf gamma 1e-10", "beta"),
-        ("alpha 1e-5 beta 1e-9 gamma 1e-10s", "alpha"),  # of a site
+        ("alpha 1e-5 beta 1e-9 gamma 1e-10s", "alpha"),  # a site's
         ("alpha 1e-5 beta 1e-9 gamma 1e-10 alpha 1e-5 beta 1e-9 gamma 1e-10", "alpha"),
     ],
 )

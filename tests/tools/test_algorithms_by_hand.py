@@ -44,17 +44,17 @@ def prove(
 HALVES = ("all_reduce", "reduce_scatter", "all_gather")
 # The examples, their collectives, and whether they are for powers of two alone.
 CASES = [
-    *(("ring", one, False) for one in HALVES),
-    *(("ring:pipelined", one, False) for one in HALVES),
-    *(("halving_doubling", one, True) for one in HALVES),
-    *(("binomial_tree", one, False) for one in ("all_reduce", "broadcast", "reduce")),
-    *(("double_binary_trees", one, False) for one in ("all_reduce", "broadcast", "reduce")),
+    *(("ring", name, False) for name in HALVES),
+    *(("ring:pipelined", name, False) for name in HALVES),
+    *(("halving_doubling", name, True) for name in HALVES),
+    *(("binomial_tree", name, False) for name in ("all_reduce", "broadcast", "reduce")),
+    *(("double_binary_trees", name, False) for name in ("all_reduce", "broadcast", "reduce")),
     ("bruck:all_gather", "all_gather", False),
     ("bruck:all_to_all", "all_to_all", False),
     ("swing", "all_reduce", True),
     ("torus_2d", "all_reduce", False),
-    *(("pat", one, False) for one in ("reduce_scatter", "all_gather")),
-    *(("bine", one, True) for one in ("broadcast", "reduce")),
+    *(("pat", name, False) for name in ("reduce_scatter", "all_gather")),
+    *(("bine", name, True) for name in ("broadcast", "reduce")),
 ]
 
 

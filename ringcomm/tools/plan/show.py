@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from ringcomm._planner import SelectionRow
 
 COLUMNS = ("#", "step", "to", "from", "bytes", "lane")
-MOST_OPERANDS = 4  # of a step in the table
+MOST_OPERANDS = 4  # for a step in the table
 SHOWN = 40
 
 
@@ -150,14 +150,14 @@ def refusal(row: SelectionRow, call: Call, network: Network) -> str:
 def limits_of(call: Call, network: Network) -> list[tuple[str, int]]:
     """Return the algorithms by size in a group like this, each with the most bytes it is for."""
     any_size = call._replace(shards=[0], bytes=0)
-    found: list[tuple[str, int]] = []
+    limits: list[tuple[str, int]] = []
     for row in rows_of(call, network):
-        below = found[-1][1] if found else -1
+        below = limits[-1][1] if limits else -1
         if not refusal(row, any_size, network) and row["limit"] > below:
-            if found and found[-1][0] == row["algorithm"]:
-                found.pop()
-            found.append((row["algorithm"], row["limit"]))
-    return found
+            if limits and limits[-1][0] == row["algorithm"]:
+                limits.pop()
+            limits.append((row["algorithm"], row["limit"]))
+    return limits
 
 
 def why(call: Call, plan: Plan, asked: bool, network: Network = DEFAULT_NETWORK) -> list[str]:
@@ -224,7 +224,7 @@ def row_of(number: int, rank: int, step: Step) -> tuple[str, ...]:
 
 
 def places_of(operands: Sequence[Operand], rank: int) -> str:
-    words = [place(one, rank) for one in operands[:MOST_OPERANDS]]
+    words = [place(operand, rank) for operand in operands[:MOST_OPERANDS]]
     if len(operands) > MOST_OPERANDS:
         words.append(f"{len(operands) - MOST_OPERANDS} more")
     return ", ".join(words)
