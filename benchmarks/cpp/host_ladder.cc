@@ -1,5 +1,5 @@
-// What each layer of an all_reduce inside a host costs: the same call, an in-place float32 SUM,
-// timed at three heights, for benchmarks/ladder.py.
+// Measures the cost of each layer of an all_reduce inside a host: one call, an in-place float32
+// SUM, timed at three heights, for benchmarks/ladder.py.
 //
 //   host_ladder RANKS
 //
@@ -172,7 +172,7 @@ class Handwritten final : public Rung {
   int half_ = 0;
 };
 
-// What the group would run: its ranks share this host. 0: in its usual segments.
+// Makes the plan that the group would run: its ranks share this host. 0: in its usual segments.
 std::shared_ptr<const Plan> plan_of(const Communicator& group, const Operation& operation,
                                     uint64_t segment_bytes) {
   Shape shape = make_shape(operation, group.geometry());
@@ -258,17 +258,17 @@ void verify(Rung& rung, const Order& order, const Communicator& group, std::span
 
 // To a core of one's own; the kernel is free to move us from there.
 void spread(Rank rank) {
-  cpu_set_t all, one;
+  cpu_set_t all, own;
   if (::sched_getaffinity(0, sizeof all, &all) != 0) throw SystemError("sched_getaffinity");
   int skip = rank % CPU_COUNT(&all), core = 0;
   while (!CPU_ISSET(core, &all) || skip-- > 0) ++core;
-  CPU_ZERO(&one);
-  CPU_SET(core, &one);
-  ::sched_setaffinity(0, sizeof one, &one);
+  CPU_ZERO(&own);
+  CPU_SET(core, &own);
+  ::sched_setaffinity(0, sizeof own, &own);
   ::sched_setaffinity(0, sizeof all, &all);
 }
 
-// What one rank does for an order. `seconds`: where its calls' times go.
+// Runs one rank's part of an order. `seconds`: where its calls' times go.
 void climb(const Order& order, Store& store, Rank rank, int size, double* seconds) {
   CommunicatorOptions options;
   options.rank = rank;

@@ -19,7 +19,7 @@ constexpr uint64_t kChannel = 1;
 
 inline double seconds(Clock::duration time) { return std::chrono::duration<double>(time).count(); }
 
-// What the two processes say to each other beside the connection that is measured.
+// The talk of the two processes beside the connection that is measured.
 class Control {
  public:
   explicit Control(Fd socket) : socket_(std::move(socket)) {}

@@ -1,5 +1,5 @@
-// What several processes can do with one GPU, and how fast: what ringcomm rests on where ranks
-// share a device. No torch:
+// Tries out what several processes can do with one GPU, and how fast. Ringcomm rests on that where
+// ranks share a device. No torch:
 //
 //   nvcc -O3 -std=c++17 -arch=sm_90 probe.cu -o gpu_probe
 //   ./gpu_probe 2,4,8,16 160        numbers of processes; seconds after which all of it has ended

@@ -65,11 +65,12 @@ inline void check(CUresult error, const char* call) {
 
 template <typename Function>
 Function* driver(const char* name) {
-  void* found = nullptr;
+  void* entry_point = nullptr;
   cudaDriverEntryPointQueryResult status{};
-  check(cudaGetDriverEntryPointByVersion(name, &found, 12000, cudaEnableDefault, &status), name);
-  if (found == nullptr) throw std::runtime_error(std::string("this driver has no ") + name);
-  return reinterpret_cast<Function*>(found);
+  check(cudaGetDriverEntryPointByVersion(name, &entry_point, 12000, cudaEnableDefault, &status),
+        name);
+  if (entry_point == nullptr) throw std::runtime_error(std::string("this driver has no ") + name);
+  return reinterpret_cast<Function*>(entry_point);
 }
 
 template <typename T>
@@ -114,14 +115,14 @@ class Member {
   double largest(double figure) {
     shared.figure[rank] = figure;
     meet();
-    const double found = *std::max_element(shared.figure, shared.figure + size);
+    const double most = *std::max_element(shared.figure, shared.figure + size);
     meet();
-    return found;
+    return most;
   }
 
   // An earlier test has found it.
-  static void need(const void* found, const char* what) {
-    if (found == nullptr) throw std::runtime_error(std::string("this needs ") + what);
+  static void need(const void* function, const char* what) {
+    if (function == nullptr) throw std::runtime_error(std::string("this needs ") + what);
   }
 
   // Nobody's stream waits any longer.

@@ -80,7 +80,7 @@ void Exports::give_all(Entry& entry) {
 void Exports::begin() {
   ++now_;
   refused_.clear();
-  for (int look = 0; look < kLooks; ++look) {
+  for (int attempt = 0; attempt < kLooks; ++attempt) {
     Entry& entry = entries_[next_entry_];
     const bool rests = entry.used + kLately < now_;
     if (rests && next_piece_ < entry.pieces.size()) {

@@ -46,16 +46,16 @@ class HostExecutor {
   Spans& output() { return output_; }
   Stamps& stamps() { return stamps_; }
 
-  // Runs until the end, an unmet wait, or a signal of another operation (a mismatch). Long ones
-  // return at a wait that is met, too. Throws SystemError when there is no memory for a peer on
-  // another host.
+  // Runs until the end, an unmet wait, or a signal of another operation (a mismatch). Long
+  // operations return at a wait that is met, too. Throws SystemError when there is no memory for a
+  // peer on another host.
   Status advance();
   // Tells whether advance() can move: it has not begun, or the awaited signal has come. Cheap
   // enough to spin on.
   bool ready() {
     return peer_ < 0 || transport_.arrived(peer_, lane_, half_) > taken(peer_, lane_);
   }
-  // Returns how long it took, after kDone if it was timed, without the wait for late ranks.
+  // Returns how long the plan took without the wait for late ranks, after kDone if it was timed.
   double seconds() const { return watch_.seconds(Clock::now()); }
   bool timed() const { return manner_.timed; }
   // Returns the peer concerned, after kBlocked or kMismatch.

@@ -1,7 +1,7 @@
-// How many flows carry what a process has for a peer: one more while it brings more, fewer when
-// not. A trial of one more, or one less, is compared with the usual number before and after it: a
-// path that changes meanwhile shows in both. Only time counts in which there always was more to
-// send. After a trial that changed nothing the next one waits, longer each time.
+// Chooses how many flows carry the bytes for a peer: one more while that brings more, fewer when it
+// does not. A trial of one more, or one less, is compared with the usual number before and after
+// it: a path that changes meanwhile shows in both. Only time counts in which there always was more
+// to send. After a trial that changed nothing the next one waits, longer each time.
 #pragma once
 
 #include <algorithm>
@@ -27,8 +27,9 @@ class FlowCount {
   explicit FlowCount(int most) : most_(most) {}
   int count() const { return count_; }
 
-  // Since the last look so many bytes arrived. `full`: there is more to send than flows take now.
-  void look(Clock::time_point now, uint64_t arrived, bool full, Clock::duration round_trip) {
+  // Notes that so many bytes arrived since the last call. `full`: there is more to send than flows
+  // take now.
+  void sample(Clock::time_point now, uint64_t arrived, bool full, Clock::duration round_trip) {
     const auto since = now - std::exchange(at_, now);
     if (!std::exchange(full_, full) || !full) return;
     bytes_ += arrived;

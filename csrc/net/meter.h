@@ -1,4 +1,4 @@
-// Measures the speed of a connection, by looking at it now and then.
+// Measures the speed of a connection by samples that are taken now and then.
 #pragma once
 
 #include <cstdint>
@@ -11,8 +11,9 @@ namespace ringcomm {
 // they only show how much there was.
 class Meter {
  public:
-  // `arrived`: bytes since the connection began. `full`: it could not take all there was.
-  void look(Clock::time_point now, uint64_t arrived, bool full) {
+  // Takes a sample. `arrived`: bytes since the connection began. `full`: it could not take all
+  // there was.
+  void sample(Clock::time_point now, uint64_t arrived, bool full) {
     if (full && full_) {
       bytes_ += arrived - arrived_;
       time_ += now - at_;

@@ -86,11 +86,12 @@ class Network {
   };
   Counts counts();  // what there is now, for people
 
-  // Reads and writes sockets without waiting. True when something arrived. Any thread.
+  // Reads and writes sockets without waiting. Returns true when something arrived. Any thread may
+  // call it.
   bool progress();
   int descriptor() const { return epoll_.get(); }  // readable: progress() has something to do
-  // Between these two, the calling thread calls progress() often, and the network thread stands
-  // back.
+  // Has the network thread stand back between these two, because the calling thread calls
+  // progress() often.
   void begin_driving() { driving_.fetch_add(1, std::memory_order_seq_cst); }
   // `rest`: this thread sleeps now, and the network thread is to wake it.
   void end_driving(bool rest) {
@@ -102,7 +103,7 @@ class Network {
   }
   void before_fork() { mutex_.lock(); }
   void after_fork() { mutex_.unlock(); }
-  // For a forked child: closes the sockets. Nothing else of this may be used there.
+  // Closes the sockets in a forked child. Nothing else of this may be used there.
   void forked();
 
  private:

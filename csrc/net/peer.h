@@ -106,13 +106,13 @@ class Network::Peer final : public Wire,
   void wake();          // there will be something to do at each tick
   bool may_sleep() const { return (lost_ || !wanted()) && sockets.empty(); }
   void sleep() { life_ = Life::kAsleep; }
-  // Is in no table from now on: meet() makes another peer.
+  // Notes that no table has it any more: meet() makes another peer.
   void forget() { life_ = Life::kForgotten; }
   bool is_forgotten() const { return life_ == Life::kForgotten; }
   bool restless() const;         // it has to be looked at often
   void keep() { kept_ = true; }  // as long as the network lives
   bool is_held() const { return kept_ || !channels_.empty(); }
-  // This process has something to do with it, or it has proved who it is.
+  // Tells whether this process has something to do with it, or it has proved who it is.
   bool is_known() const { return is_held() || session.last_heard() != Clock::time_point{}; }
 
   // ---- parking; under the lock
@@ -138,9 +138,9 @@ class Network::Peer final : public Wire,
   }
   bool handshaking(int flow) const;
   void write_all();
-  void tell_paces(Clock::time_point now);
+  void update_paces(Clock::time_point now);
   void count_flows(Clock::time_point now);
-  void tell_changed();
+  void log_changed_bytes();
 
   std::mutex mutex;  // guards what follows, and the connections
   Session session;
@@ -166,7 +166,7 @@ class Network::Peer final : public Wire,
   bool kept_ = false, needed_ = false, died_ = false, told_changed_ = false;
   std::vector<Attempts> attempts_;
   FlowCount count_{kAutoFlows};
-  void tell_news(Clock::time_point now);
+  void send_news(Clock::time_point now);
   Clock::time_point told_news_, told_paces_, used_at_, asked_at_;
   Clock::time_point wanted_since_, refused_since_, gave_up_at_;
   std::atomic<bool> lost_{false};

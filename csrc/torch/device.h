@@ -31,7 +31,8 @@ class DeviceWork final : public c10d::Work {
   // Lets the tensors go if it was enqueued in the caller's own stream, where later work follows it
   // anyway.
   void forget();
-  // Returns what copies results, in a stream, to where they belong; null: they are there.
+  // Returns a function that copies results, in a stream, to where they belong; null: they are
+  // there.
   DeviceEngine::Finish finish() const;
 
   bool isCompleted() override { return end_ && end_->reached(); }

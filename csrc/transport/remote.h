@@ -88,12 +88,12 @@ class RemotePeer final : public Receiver {
   // ---- any thread's
   void stream_written(uint64_t begin, uint64_t end);  // cursors of the peer's mailbox
   void stream_read(uint64_t cursor);                  // of my mailbox
-  void tell();                                        // what my header says
-  void tell_now() {
-    tell();
+  void send_state();                                  // what my header says
+  void send_state_now() {
+    send_state();
     wire_.flush();
   }
-  void tell_of(Rank other, const RankState& state);  // that it has failed
+  void send_failure_of(Rank other, const RankState& state);  // that it has failed
   bool left() const {
     const Segment* shadow = shadow_.find();
     return shadow != nullptr && shadow->header().left.load(std::memory_order_acquire) != 0;

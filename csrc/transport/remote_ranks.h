@@ -41,7 +41,7 @@ class RemoteRanks final : public Directory {
   }
   RemotePeer& get(Rank rank);  // any thread
   template <typename Act>
-  void each(Act&& act) const {  // of those that find() finds
+  void for_each(Act&& act) const {  // of those that find() finds
     for (const auto& slot : peers_) {
       if (RemotePeer* const peer = slot.load(std::memory_order_acquire)) act(*peer);
     }
@@ -55,7 +55,7 @@ class RemoteRanks final : public Directory {
     return known ? &told_ : nullptr;
   }
   // Keeps these words, and returns true, if they are the first of their kind.
-  bool tell_of(Rank rank, const RankState& state);
+  bool keep_failure_of(Rank rank, const RankState& state);
 
   // ---- the network's
   std::optional<Contact> contact_of(const ProcessId& id) override;

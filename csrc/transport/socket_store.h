@@ -2,8 +2,9 @@
 // ranks know how each other's process is reached, and talk over the sockets between them. Its keys
 // are set once, and it serves one meeting.
 //
-// A rank may come before another one listens: what it says to a process of this host is kept there,
-// and to other hosts it is lost. So each rank says all once more when it first hears of another.
+// A rank may come before another one listens. Its words to a process of this host are kept there,
+// and those to other hosts are lost. So each rank says all once more when it first hears of
+// another.
 #pragma once
 
 #include "net/session.h"
@@ -61,7 +62,7 @@ class SocketStore final : public Store, private Receiver {
   std::map<std::string, std::string> values_;
   std::vector<std::string> pieces_;  // of what this rank says
   std::vector<End> ends_;            // by rank
-  Deadline look_;                    // at a process that is silent
+  Deadline next_check_;              // at a process that is silent
 };
 
 }  // namespace ringcomm

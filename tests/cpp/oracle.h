@@ -10,7 +10,7 @@
 
 namespace ringcomm::testing {
 
-// What all ranks agree to do: derived from a seed alone, so every rank computes the same.
+// A call that all ranks make alike: it is derived from a seed alone.
 struct Call {
   Collective collective;
   Rank root;
@@ -32,13 +32,13 @@ inline Call random_call(Random& random, int size, uint64_t most) {
   // Small, middle and large counts alike.
   const auto count = [&] { return random.below(random.below(3) == 0 ? 24 : most); };
   call.count = count();
-  const uint64_t each = count() / static_cast<uint64_t>(size);
+  const uint64_t shard = count() / static_cast<uint64_t>(size);
   const bool uneven = random.below(3) == 0 && (call.collective == Collective::kAllGather ||
                                                call.collective == Collective::kReduceScatter);
   for (Rank rank = 0; rank < size; ++rank) {
-    call.shards.push_back(uneven ? random.below(each + 2) : each);
+    call.shards.push_back(uneven ? random.below(shard + 2) : shard);
     std::vector<uint64_t> row;
-    for (Rank to = 0; to < size; ++to) row.push_back(random.below(each + 2));
+    for (Rank to = 0; to < size; ++to) row.push_back(random.below(shard + 2));
     call.splits.push_back(row);
   }
   call.salt = random.next();

@@ -374,7 +374,7 @@ class SimApi final : public Api {
             [at, operation = std::move(operation)] { operation(at); });
   }
 
-  // Of a kernel: a call of it puts the host's address in an argument's place.
+  // Addresses in a kernel's arguments: a call of it puts the host's address in their place.
   Addresses arguments() const { return {kLaunch, enter(kLaunch)->memory}; }
 
   void enqueue_kernel(Stream stream, const Addresses& addresses, std::function<void()> kernel) {

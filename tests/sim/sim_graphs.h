@@ -1,7 +1,7 @@
 // Capture and replay of CUDA graphs on a simulated device, by the rules of cudaStreamBeginCapture.
 //
-// What is enqueued into a stream that takes part in a capture becomes a node of its graph, and does
-// not run. A replay is one command of a stream. It runs the nodes one after the other in the order
+// A call that enqueues into a stream that takes part in a capture makes a node of its graph, and
+// runs nothing. A replay is one command of a stream. It runs the nodes one by one, in the order
 // of the calls, as CUDA may do. Memory that was released or unregistered since the capture is an
 // illegal access, also where other memory has come to lie at its address.
 #pragma once

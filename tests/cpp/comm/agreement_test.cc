@@ -29,7 +29,7 @@ struct Buffers {
     what.output = {{reinterpret_cast<std::byte*>(out.data()), bytes_out(rank)}};
   }
   uint64_t bytes_in(Rank rank) const {
-    const uint64_t whole = 4 * in.size(), one = 4 * 3000;
+    const uint64_t whole = 4 * in.size(), part = 4 * 3000;
     switch (what.collective) {
       case Collective::kBarrier:
         return 0;
@@ -39,13 +39,13 @@ struct Buffers {
       case Collective::kScatter:
         return rank == 0 ? whole : 0;
       case Collective::kBroadcast:
-        return rank == 0 ? one : 0;
+        return rank == 0 ? part : 0;
       default:
-        return one;
+        return part;
     }
   }
   uint64_t bytes_out(Rank rank) const {
-    const uint64_t whole = 4 * in.size(), one = 4 * 3000;
+    const uint64_t whole = 4 * in.size(), part = 4 * 3000;
     switch (what.collective) {
       case Collective::kBarrier:
         return 0;
@@ -55,9 +55,9 @@ struct Buffers {
       case Collective::kGather:
         return rank == 0 ? whole : 0;
       case Collective::kReduce:
-        return rank == 0 ? one : 0;
+        return rank == 0 ? part : 0;
       default:
-        return one;
+        return part;
     }
   }
 
@@ -100,7 +100,7 @@ void algorithms_differ(int size) {
     const auto collective = static_cast<Collective>(i);
     for (const Algorithm a : algorithms_of(collective)) {
       for (const Algorithm b : algorithms_of(collective)) {
-        // Of one host there is no hierarchy: a requested for it is for the table's algorithm.
+        // One host has no hierarchy: a request for it means the table's algorithm.
         if (a == b || a == Algorithm::kHierarchical || b == Algorithm::kHierarchical) continue;
         differ(
             size, collective,

@@ -1,4 +1,4 @@
-// What goes wrong ends in an exception that names ranks and operation, on every rank, in time.
+// Every failure ends in an exception that names ranks and operation, on every rank, in time.
 #include <csignal>
 #include <future>
 

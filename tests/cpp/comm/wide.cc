@@ -58,8 +58,8 @@ class Parent {
     if (::getppid() != parent) ::_exit(1);
     int status = 0;
     try {
-      WideRank one(options_, board_, table_, rank);
-      live(one);
+      WideRank self(options_, board_, table_, rank);
+      live(self);
     } catch (const std::exception& error) {
       Seat& seat = board_.seat(rank);
       std::snprintf(seat.error, sizeof seat.error, "%s", error.what());

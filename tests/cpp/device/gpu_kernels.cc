@@ -199,7 +199,7 @@ Step plain_step(const DeviceGroup& group, Algorithm kernel, uint64_t bytes) {
   step.shape.bytes = bytes;
   const auto ranks = static_cast<size_t>(group.size());
   step.lengths.assign(ranks, std::vector<uint64_t>(ranks));
-  const Link link = link_of(true, 90, 128 / group.size());
+  const DeviceLink link = link_of(true, 90, 128 / group.size());
   step.blocks = blocks_of(kernel, blocks_for(step.shape, link));
   return step;
 }

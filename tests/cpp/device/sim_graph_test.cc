@@ -161,7 +161,7 @@ void unsafe_calls_invalidate() {
       }
       end(sim.stream);
     }
-    // Of virtual addresses: before they look at what they get.
+    // Calls for virtual addresses are refused before they look at their arguments.
     begin(sim.stream);
     require_error(str("cuMemMap: ", kUnsupported), [&] { api.map_chunks({}); });
     require_error(str("cuMemUnmap: ", kUnsupported), [&] { api.unmap_chunks(nullptr, 0); });

@@ -1,5 +1,4 @@
-// What has happened in a simulated world, as none of its members can see it: finds what must not
-// be.
+// The history of a simulated world, as none of its members can see it. It finds violations.
 #pragma once
 
 #include <algorithm>

@@ -1,4 +1,4 @@
-// What the members of a simulated world do: they learn, agree, vote, and show their slips.
+// The members of a simulated world: they learn, agree, vote, and show their slips.
 #pragma once
 
 #include "cpp/elastic/decree_world.h"
@@ -9,8 +9,8 @@ namespace ringcomm::testing {
 
 inline void World::begin(Process& p, uint32_t epoch, const Decision& made) {
   p.era = history_.era(epoch);
-  const auto found = std::ranges::find(p.era->members, p.id);
-  p.rank = static_cast<int>(found - p.era->members.begin());
+  const auto place = std::ranges::find(p.era->members, p.id);
+  p.rank = static_cast<int>(place - p.era->members.begin());
   const auto size = static_cast<int>(p.era->members.size());
   p.decree = std::make_unique<Decree>(p.rank, size, epoch, made, rules_.decree);
   p.state = State::kWorking;
@@ -40,9 +40,9 @@ inline void World::hear(Process& p, const Process& from, std::shared_ptr<const S
   }
   if (!takes_part(p)) return;
   const auto& members = p.era->members;
-  const auto found = std::ranges::find(members, from.id);
-  if (found == members.end() && slip.epoch <= p.era->epoch) return;  // evicted
-  const auto rank = found == members.end() ? 0 : found - members.begin();
+  const auto place = std::ranges::find(members, from.id);
+  if (place == members.end() && slip.epoch <= p.era->epoch) return;  // evicted
+  const auto rank = place == members.end() ? 0 : place - members.begin();
   if (slip.epoch == p.era->epoch && slip.state != Slip::State::kWorking) p.alarmed = true;
   p.decree->hear(static_cast<int>(rank), slip, time());
   check_decision(p);
@@ -76,7 +76,7 @@ inline void World::observe(Process& p) {
   if (p.decree->slip().gone.any()) p.alarmed = true;
 }
 
-// Of a process of its own host it sees the end. Of others it knows what a session does: they are
+// It sees a process of its own host end. About others it knows as much as a session does: they are
 // silent, or refused, whether they live or not.
 inline void World::judge(Process& p, size_t rank, Members& dead, Members& suspected) {
   const Process& other = process(p.era->members[rank]);

@@ -88,7 +88,7 @@ struct Message {
   Votes vote;
 };
 
-// What arrives when. Nothing takes longer than kMost.
+// Messages under way, by the time of their arrival. None takes longer than kMost.
 class Wheel {
  public:
   static constexpr Tick kMost = 64;

@@ -1,5 +1,5 @@
-// What befalls a simulated world: who runs where, which links are cut, who dies, stops, leaves and
-// joins, and when. Tests write it by hand; decree_schedules.h makes it from a seed.
+// The events of a simulated world: who runs where, which links are cut, who dies, stops, leaves and
+// joins, and when. Tests write them by hand; decree_schedules.h makes them from a seed.
 #pragma once
 
 #include <algorithm>

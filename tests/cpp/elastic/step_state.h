@@ -69,24 +69,24 @@ struct State {
   }
 
   std::vector<int> members_of(uint8_t epoch) const {
-    std::vector<int> found = {0, 1, 2};
+    std::vector<int> remaining = {0, 1, 2};
     for (size_t i = 0; i < epoch; ++i) {
       std::vector<int> left;
-      for (size_t rank = 0; rank < found.size(); ++rank) {
-        if (decisions[i].members.test(rank)) left.push_back(found[rank]);
+      for (size_t rank = 0; rank < remaining.size(); ++rank) {
+        if (decisions[i].members.test(rank)) left.push_back(remaining[rank]);
       }
-      found = left;
+      remaining = left;
     }
-    return found;
+    return remaining;
   }
   // -1: it is not in this epoch.
   int rank_of(uint8_t epoch, int self) const {
     const auto ranks = members_of(epoch);
-    const auto found = std::ranges::find(ranks, self);
-    return found == ranks.end() ? -1 : static_cast<int>(found - ranks.begin());
+    const auto place = std::ranges::find(ranks, self);
+    return place == ranks.end() ? -1 : static_cast<int>(place - ranks.begin());
   }
 
-  // What `other` has sent in the epoch of this member.
+  // Counts the steps that `other` has sent in the epoch of this member.
   int sent(int self, int other) const {
     const int ahead = at(other).epoch - at(self).epoch;
     return ahead == 0 ? at(other).sent : ahead == 1 ? at(other).sent_last : 0;

@@ -1,5 +1,5 @@
-// What the fuzz targets (fuzz_*.cc) share with the makers of their inputs: our own driver, which
-// makes them from seeds and needs no special compiler (fuzz_driver.cc), or libFuzzer (`make soak`).
+// Joins the fuzz targets (fuzz_*.cc) with the makers of their inputs: our own driver, which makes
+// them from seeds and needs no special compiler (fuzz_driver.cc), or libFuzzer (`make soak`).
 // A target throws Failure where a property does not hold, and is the same for the same input.
 #pragma once
 

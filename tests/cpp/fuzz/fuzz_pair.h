@@ -1,5 +1,5 @@
-// What the two processes of fuzz_session.cc do as they should, step by step as the input says:
-// they post, give memory back, move bytes, and connect.
+// The regular work of the two processes of fuzz_session.cc, in steps that the input chooses: they
+// post, give memory back, move bytes, and connect.
 #pragma once
 
 #include <utility>

@@ -86,7 +86,7 @@ class Tracker {
     }
   }
   bool at_boundary() const { return done_ == 0; }
-  // Of the header, or of what follows it.
+  // Counts the bytes that are missing from the header, or from the rest after it.
   size_t missing() const {
     return done_ < sizeof(Frame) ? sizeof(Frame) - done_ : sizeof(Frame) + frame_.bytes - done_;
   }
@@ -159,7 +159,7 @@ inline bool is_lie(const Cursor& told, const Cursor& truth, uint64_t last_sent) 
   return false;
 }
 
-// Of a control frame whose header makes sense.
+// Judges a control frame whose header makes sense.
 inline Verdict judge_control(const Forged& forged, End& end, End& peer) {
   const Frame& frame = forged.frame;
   const bool about_flow = frame.type == FrameType::kFlowDown || frame.type == FrameType::kFenced;

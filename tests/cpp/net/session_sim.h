@@ -17,7 +17,7 @@
 
 namespace ringcomm::testing {
 
-// What a simulation runs with; the rules that a test may switch off.
+// The settings of a simulation, and the rules that a test may switch off.
 struct Setup {
   SessionRules session{.silence = std::chrono::seconds(5)};  // steps are few here
   bool reclaim_lent = true;  // lent memory is copied when an operation ends
@@ -53,12 +53,12 @@ class Channels final : public Receiver {
   void add(uint64_t channel, Receiver* receiver) { channels_[channel] = receiver; }
   void remove(uint64_t channel) { channels_.erase(channel); }
   std::byte* place(const Frame& frame) override {
-    const auto found = channels_.find(frame.channel);
-    return found == channels_.end() ? nullptr : found->second->place(frame);
+    const auto channel = channels_.find(frame.channel);
+    return channel == channels_.end() ? nullptr : channel->second->place(frame);
   }
   void deliver(const Frame& frame, std::span<const std::byte> payload) override {
-    const auto found = channels_.find(frame.channel);
-    if (found != channels_.end()) found->second->deliver(frame, payload);
+    const auto channel = channels_.find(frame.channel);
+    if (channel != channels_.end()) channel->second->deliver(frame, payload);
   }
 
  private:

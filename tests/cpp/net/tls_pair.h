@@ -56,7 +56,7 @@ class TlsEnd {
       refusal = error.what();
     }
   }
-  // What this end has put on the wire.
+  // Takes the bytes that this end has put on the wire.
   std::string take_from_wire() {
     std::string all(1 << 20, '\0');
     const ssize_t bytes = ::recv(sockets_[1].get(), all.data(), all.size(), 0);

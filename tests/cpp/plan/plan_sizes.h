@@ -102,7 +102,7 @@ inline void many_slots(Group& group) {
   }
 }
 
-// What sharded training repeats: parameters gathered, gradients scattered, layer after layer.
+// Sharded training repeats these: parameters gathered, gradients scattered, layer after layer.
 inline void pairs_in_the_cache(Group& group) {
   std::mt19937_64 random(4);
   for (const Algorithm algorithm : {Algorithm::kDirect, Algorithm::kRing, Algorithm::kBruck}) {
