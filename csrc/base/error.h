@@ -96,7 +96,7 @@ std::string joined(const Items& items, const Text& text = {}) {
   return all;
 }
 
-// "rank 3", "ranks 1, 2"
+// Returns "rank 3", or "ranks 1, 2".
 inline std::string list_of(const std::vector<Rank>& ranks) {
   return (ranks.size() == 1 ? "rank " : "ranks ") + joined(ranks);
 }

@@ -12,7 +12,7 @@ class Communicator;
 
 class Groups {
  public:
-  // The process comes first, because where it forks, a part that was made earlier is locked later.
+  // Makes the process first, because where it forks, a part that was made earlier is locked later.
   static Groups& get() {
     Process::get();
     return PerProcess<Groups>::get();

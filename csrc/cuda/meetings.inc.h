@@ -82,8 +82,8 @@ constexpr Range cut_of(uint64_t first_byte, uint64_t bytes, int block, uint64_t 
           count - begin < per_block ? count - begin : per_block};
 }
 
-// One meeting is enough. A block reads what the blocks of its index have written: of what a rank
-// sends another each writes one cut. The window of the next operation is the other one, and that of
+// One meeting is enough. A block reads from the blocks of its index alone: each of them writes one
+// cut of a rank's bytes for another. The window of the next operation is the other one, and that of
 // the operation after it comes after a meeting of the next: all ranks are through with this one.
 template <class Codec, class Op, class Context>
 constexpr void one_shot_body(Context& context, const OneShotArgs& args, uint64_t) {
@@ -135,7 +135,7 @@ constexpr void one_shot_body(Context& context, const OneShotArgs& args, uint64_t
   end_epoch(context, last, epoch);
 }
 
-// 16 bytes of an operand, or what it has of them.
+// 16 bytes of an operand, or as many as it has.
 template <class Stored>
 constexpr Wide load_piece(auto& context, const std::byte* operand, uint64_t piece, uint64_t bytes) {
   const std::byte* const at = operand + piece * kPiece;
@@ -185,8 +185,8 @@ constexpr uint64_t pieces_of(uint64_t bytes) {
   return bytes == 0 ? 1 : (bytes + kPiece - 1) / kPiece;
 }
 
-// No meeting: what comes has flags, which are the epoch. Every rank sends every other a piece, be
-// it empty. So who is at the next operation but one knows that this rank has come to the next, and
+// No meeting: bytes come with flags, which are the epoch. Every rank sends every other a piece, be
+// it empty. So a rank at the next operation but one knows that this rank has come to the next, and
 // is through with the lines that are written anew. The grid is always the same, so all blocks have
 // one epoch. It is never 0, which new memory has.
 template <class Codec, class Op, class Context>

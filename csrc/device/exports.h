@@ -79,10 +79,10 @@ class Exports {
     bool kept = false;   // by a graph
     int registered = 0;  // so many times
 
-    // Also what this operation uses, which other ranks were told of.
+    // Also memory that this operation uses, because other ranks were told of it.
     bool stays(uint64_t now) const { return kept || registered > 0 || used == now; }
   };
-  struct Held {  // of a name
+  struct Held {  // by a name
     int index;
     uint64_t generation;
   };

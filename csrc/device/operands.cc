@@ -130,8 +130,8 @@ Handover Operands::by_copies(const Shape& shape, const Spans& input, const Spans
   return handover;
 }
 
-// all_to_all: nobody knows what two others send to one another. So each is the leader of what it
-// gets, also where all share a device.
+// all_to_all: no rank knows how much two others send to one another. So each leads where it
+// receives, also where all share a device.
 Handover Operands::by_each(const Shape& shape, const Spans& input, const Spans& output, bool kept) {
   const Span window = peers_.region(rank_, false);
   const auto ranks = static_cast<size_t>(peers_.size());

@@ -37,9 +37,9 @@ class HostExecutor {
 
   enum class Status { kDone, kBlocked, kMismatch };
 
-  // The plan, and the memory behind the spans, must live until advance() returns kDone. `number`
-  // counts plans, the same on every rank. PREMUL_SUM's factor is multiplied in where the input is
-  // read: no plan reads there what it has written.
+  // Starts a plan. It must live until advance() returns kDone, and so must the memory behind the
+  // spans. `number` counts plans, the same on every rank. The input is multiplied by PREMUL_SUM's
+  // factor where it is read, because no plan reads its own output there.
   void start(std::shared_ptr<const Plan> plan, uint64_t number, const Reduction& reduction,
              Manner manner = {});
   Spans& input() { return input_; }

@@ -24,9 +24,9 @@ class Engine {
   virtual bool progress(Driver& driver) = 0;
   // Looks at peers and deadlines, and fails the group where they say so: the slow path.
   virtual void check() = 0;
-  // Called before the group fails: operations that are over by now have ended well.
+  // Notes operations that are over, and so have ended well. Called before the group fails.
   virtual void note_progress() {}
-  // Called when the group has failed, and the peers know.
+  // Reacts to the failure of the group, once the peers know.
   virtual void fail(const std::exception_ptr&) {}
   // Ends all pending work after a failure, and calls back. No lock is held.
   virtual void end_failed() {}

@@ -199,7 +199,8 @@ bool Network::advance_handshake(Connection& link, Held& caller) {
   return true;
 }
 
-// Who said Hello, and may it connect? From here on that peer's lock guards the connection.
+// Finds out who said Hello, and whether it may connect. From here on that peer's lock guards the
+// connection.
 void Network::meet_caller(Connection& link, Held& caller) {
   const auto contact = peers_->contact_of(*link.handshake->caller());
   if (!contact) throw FlowError("a process of which we do not know");

@@ -48,7 +48,7 @@ struct Frame {
   uint32_t bytes = 0;  // of payload
   uint32_t payload_crc = 0;
   uint32_t padding = 0;
-  uint32_t crc = 0;  // of all before
+  uint32_t crc = 0;  // of the fields before it
 };
 static_assert(sizeof(Frame) == 64);
 

@@ -42,9 +42,9 @@ class Meter {
   static constexpr Clock::duration kMemory = std::chrono::milliseconds(400);
   // A connection that looks slow is used less, and so is hardly measured. It may have become
   // faster.
-  static constexpr double kHope = 0.25;  // of what was measured, a second; twice as fast at most
+  static constexpr double kHope = 0.25;  // faster by so much a second; twice as fast at most
   uint64_t bytes_ = 0, arrived_ = 0;
-  Clock::duration time_{}, age_{};  // of what was measured, and since then
+  Clock::duration time_{}, age_{};  // measured, and passed since then
   Clock::time_point at_;
   bool full_ = false;
 };

@@ -25,16 +25,16 @@ struct Network::Connection {
   int address = -1;          // which of the peer's; -1: it connected to us
   bool patient = false;      // it was looked at once more before it is dropped
   bool turned_away = false;  // it comes to us itself, see check_turn()
-  int patience = 1;          // of our attempt: each one waits twice as long as the one before
+  int patience = 1;          // each of our attempts waits twice as long as the one before
   bool homeward = false;     // replaces one that is up at another address than the flow's own
   std::unique_ptr<Tls> tls;
   std::optional<Handshake> handshake;
-  std::vector<std::byte> in, out;  // of the handshake
+  std::vector<std::byte> in, out;  // the handshake's
   Clock::time_point began;
   Meter meter;
   uint64_t arrived = 0;  // bytes, when they were counted last
 
-  // As readv(2) and sendmsg(2); with TLS, of fewer bytes, and they throw FlowError.
+  // Work as readv(2) and sendmsg(2) do; with TLS they take fewer bytes, and throw FlowError.
   ssize_t receive(std::span<const iovec> parts);
   ssize_t send(std::span<iovec> parts);
   bool is_worn() const { return tls && tls->is_worn(); }

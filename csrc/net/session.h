@@ -40,7 +40,7 @@ class Receiver {
   // Gives memory to the payload of a put or stream frame; null where the channel is not known (any
   // more): then it is dropped. Throws FlowError when the peer may not write there.
   virtual std::byte* place(const Frame& frame) = 0;
-  // Called once for each frame, in the order of posting. `payload` is given for kState only.
+  // Takes each frame once, in the order of posting. `payload` is given for kState only.
   virtual void deliver(const Frame& frame, std::span<const std::byte> payload) = 0;
   // Returns the payload of a kState frame, if the peer has not heard the latest. Asked now and
   // then.

@@ -106,7 +106,8 @@ class PlanBuilder {
     const uint64_t slot = shape_.slot_bytes(), messages = Segments{bytes, slot}.count();
     return {from, to, messages, slot, messages == 1 && bytes <= shape_.geometry.line_bytes};
   }
-  // The writer's side of a feed: acquire, write the slot, signal(to).
+  // Waits for the credit of a message. The writer's side of a feed: acquire, write the slot,
+  // signal(to).
   void acquire(const Feed& feed, uint64_t message) {
     if (feed.credits && message >= slots()) wait(feed.to, kCredit);
   }
@@ -119,7 +120,7 @@ class PlanBuilder {
     copy(slot(feed, message), src, stretch);
     signal(feed.to);
   }
-  // The reader's side: wait(from), read the slot, release.
+  // Returns the credit. The reader's side: wait(from), read the slot, release.
   void release(const Feed& feed, uint64_t message) {
     if (feed.credits && message + slots() < feed.messages) signal(feed.from, kCredit);
   }

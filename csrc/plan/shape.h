@@ -72,8 +72,8 @@ struct CallShape {
   bool operator==(const CallShape&) const = default;
 };
 
-// Finalizer of SplitMix64 (Steele, Lea, Flood 2014): every bit of the input moves half of the
-// output.
+// Mixes by the finalizer of SplitMix64 (Steele, Lea, Flood 2014): every bit of the input moves half
+// of the output.
 inline uint64_t mix(uint64_t a, uint64_t b) {
   uint64_t z = a * 0x9e3779b97f4a7c15 + b + 0x9e3779b97f4a7c15;
   z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9;

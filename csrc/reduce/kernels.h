@@ -58,7 +58,7 @@ struct InstructionSet {
   bool (*available)();
 };
 std::span<const InstructionSet> known_instruction_sets();  // the best last
-// Relaxed everywhere: it points to constants, and only tests change it.
+// Returns the set in use. Access it relaxed: it points to constants, and only tests change it.
 std::atomic<const InstructionSet*>& current_instruction_set();
 
 }  // namespace ringcomm

@@ -59,8 +59,8 @@ class Backend final : public c10d::Backend {
   // `drains`: as Communicator::shutdown().
   void close(bool drains);
   void enableCollectivesTiming() override {}  // durations are always known
-  // The hook is called with each Work that has ended, on the thread that ended it: maybe on several
-  // at once.
+  // Has the hook called with each Work that has ended, on the thread that ended it: maybe on
+  // several at once.
   void registerOnCompletionHook(
       std::function<void(std::shared_ptr<c10d::WorkInfo>)>&& hook) override;
   void waitForPendingWorks() override { life()->wait_for_all(); }
@@ -106,8 +106,8 @@ class Backend final : public c10d::Backend {
   uint64_t splits() const { return splits_; }
   // Has ranks compare this with each collective from now on: a hash of what is in the bytes.
   void set_codes(uint64_t codes) { codes_ = codes; }
-  // torch asks before it makes a batch of messages. Devices need one; on the CPU each message is a
-  // request of its own, as Gloo's are. A batch belongs to the thread that begins it.
+  // Tells torch whether messages may come as a batch. Devices need one; on the CPU each message is
+  // a request of its own, as Gloo's are. A batch belongs to the thread that begins it.
   bool supportsCoalescing() const override { return options_->cuda || device_is_simulated(); }
   void startCoalescing() override;
   WorkPtr endCoalescing() override;

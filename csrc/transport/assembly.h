@@ -82,7 +82,7 @@ class Assembly {
   std::string roster() const { return base_ + "roster"; }
   std::string answer(size_t stage) const { return str(prefix_, kStages.at(stage), "-answer"); }
   std::string left(const std::string& name) const { return str(prefix_, "left/", name); }
-  // By which it is known that a rank has said what this one waits for.
+  // The key that shows that a rank has said the word this one waits for.
   std::string heard(Rank rank) const {
     return options_.rank == 0 ? key(rank) : stage_ == 0 ? roster() : answer(stage_);
   }

@@ -212,7 +212,7 @@ void Neighbours::note(const std::string& name, const SystemError& error) {
   }
 }
 
-// ---- what comes
+// ---- messages that come
 
 void Neighbours::take_arrived() {
   const int64_t now = Clock::now().time_since_epoch().count();

@@ -61,12 +61,12 @@ class Neighbour {
   const Doorbell& bell() const { return bell_; }
   std::byte* notice() const { return page_.data() + kNoticeOffset; }  // not this process's own
   pid_t process() const { return process_; }
-  const std::string& name() const { return name_; }  // of its socket
+  const std::string& name() const { return name_; }  // its socket's
   bool lost() const;                                 // its process has ended
   // Sends the descriptor, or the words where it is empty. Returns false if there is no room now, or
   // its process has ended.
   bool send(const Parcel& parcel, const Fd& descriptor, const std::string& words = {});
-  Fd take(const Parcel& parcel);     // what it has sent so far, or an empty one
+  Fd take(const Parcel& parcel);     // the one that it has sent, or an empty one
   void forget() { page_.forget(); }  // in a forked child
 
  private:
@@ -142,7 +142,7 @@ class Neighbours {
     std::string words;
   };
   using NeighbourPtr = std::shared_ptr<Neighbour>;
-  struct Known {  // what is known of the process of a name
+  struct Known {  // this process's knowledge of another, by its name
     NeighbourPtr process;
     std::string apart;                   // see Reached
     std::optional<SystemError> trouble;  // this process's own, in meeting that one
@@ -167,7 +167,7 @@ class Neighbours {
   bool send(Neighbour& other, const Parcel& parcel, const Fd& descriptor, const std::string& words);
   void note(const std::string& name, const SystemError& error);
 
-  std::atomic<int64_t> looked_{0};  // when, for look()
+  std::atomic<int64_t> looked_{0};  // when, for take_arrived()
   std::atomic<int> deaf_{0};
   std::atomic<uint64_t> news_{0};  // how often something had come
 

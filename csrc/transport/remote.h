@@ -88,7 +88,7 @@ class RemotePeer final : public Receiver {
   // ---- any thread's
   void stream_written(uint64_t begin, uint64_t end);  // cursors of the peer's mailbox
   void stream_read(uint64_t cursor);                  // of my mailbox
-  void send_state();                                  // what my header says
+  void send_state();                                  // as my header has it
   void send_state_now() {
     send_state();
     wire_.flush();
@@ -125,7 +125,7 @@ class RemotePeer final : public Receiver {
   uint64_t sent_ = 0;
   std::atomic<uint64_t> told_called_{0}, told_finished_{0};  // the peer knows of these operations
   std::atomic<uint64_t> told_blame_{0};                      // and of whom this rank waits for
-  std::atomic<uint64_t> credited_{0};  // what the peer knows of my reading its stream
+  std::atomic<uint64_t> credited_{0};  // so far the peer knows that I have read its stream
   uint64_t arrived_[kLineLanes] = {};  // signals delivered
 };
 

@@ -151,7 +151,7 @@ class Rendezvous {
     if (!why_.empty() && neighbours_.first_time(why_)) options_.warn(why_);
   }
 
-  // ---- what rank 0 has told
+  // ---- the words of rank 0
 
   static std::string cards_of(int host, int lists) { return str("host", host, '/', lists); }
   int own_host() const { return roster_.host(options_.rank); }

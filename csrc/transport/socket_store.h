@@ -46,7 +46,7 @@ class SocketStore final : public Store, private Receiver {
     Neighbours::Reached reached;  // of this host
     size_t said = 0;              // pieces
     int32_t heard = 0;
-    std::string text;  // of the pieces so far
+    std::string text;  // the pieces so far, joined
   };
   bool reach(End& end);
   bool say(const End& end);
@@ -60,7 +60,7 @@ class SocketStore final : public Store, private Receiver {
   const std::shared_ptr<Neighbour> here_;  // keeps what comes from other hosts
   const Rank self_;
   std::map<std::string, std::string> values_;
-  std::vector<std::string> pieces_;  // of what this rank says
+  std::vector<std::string> pieces_;  // of this rank's words
   std::vector<End> ends_;            // by rank
   Deadline next_check_;              // at a process that is silent
 };

@@ -130,16 +130,17 @@ class Transport {
   Traffic traffic() const;
   uint64_t undelivered();  // frames that remote ranks may not have yet
 
-  // A bounded byte stream to and from each peer, for send/recv; safe beside a running operation,
-  // one thread at a time. write and read return how many bytes they took; 0: full, or empty.
+  // Write and read a bounded byte stream to and from each peer, for send/recv; safe beside a
+  // running operation, one thread at a time. They return how many bytes they took; 0: full, or
+  // empty.
   size_t stream_write(Rank to, const std::byte* data, size_t bytes);
   // A read may go past the caches into `data`.
   size_t stream_read(Rank from, std::byte* data, size_t bytes, bool past_caches = false);
   size_t stream_space(Rank to);
   size_t stream_available(Rank from);
 
-  // The slow path: a waiting rank looks at its peers, and speaks of itself. Any thread may call
-  // these.
+  // ---- the slow path: a waiting rank looks at its peers, and speaks of itself. Any thread may
+  // call these.
   void announce(Board board, const Descriptor& descriptor);  // begins this operation
   // Notes that this operation is done.
   void finish(Board board, uint64_t sequence) {

@@ -9,7 +9,7 @@ namespace {
   throw Violation(what, other);
 }
 
-// Whose contributions must be where in a rank's output, and from where in their inputs.
+// The ranks whose contributions must be in a rank's output, where, and from where in their inputs.
 class Origins {
  public:
   struct Origin {

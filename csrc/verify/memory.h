@@ -23,10 +23,10 @@ class Violation : public std::runtime_error {
 };
 
 using Time = uint32_t;
-using Clock = std::vector<Time>;  // what a rank knows of each rank
+using Clock = std::vector<Time>;  // a rank's knowledge of each rank
 
-// A rank's contribution. Contributions are added up modulo 2^64. Other ones, or the same ones more
-// than once, have the same sum with a probability of 2^-64.
+// Returns a rank's contribution. Contributions are added up modulo 2^64. Other ones, or the same
+// ones more than once, have the same sum with a probability of 2^-64.
 inline uint64_t mark(Rank rank) { return mix(0x5eed, static_cast<uint64_t>(rank)); }
 
 // The content of a byte of memory: parts of the inputs of operation `operation` - 1.
