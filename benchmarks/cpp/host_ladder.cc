@@ -5,7 +5,7 @@
 //
 // A line "RUNG ELEMENTS CALLS" is answered with the seconds of each call, as long as on the slowest
 // rank. Rungs: handwritten, a loop on the transport (publish, signal, wait, add); plan, the same as
-// a plan, interpreted: what planning as data costs; engine, Communicator::run: fingerprint, plan
+// a plan, interpreted: the cost of planning as data; engine, Communicator::run: fingerprint, plan
 // cache, queue, flight state. A rung's first call is looked at and not timed.
 //
 // Each line has ranks and groups of its own: the lower two rungs count signals for themselves,

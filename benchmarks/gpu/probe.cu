@@ -22,7 +22,7 @@ namespace {
 
 constexpr double kBarrierMicroseconds = 200;  // at most, among 4 processes
 
-// ---- what is there
+// ---- devices
 
 void facts(Member& member) {
   if (!member.leads()) return;
@@ -144,7 +144,7 @@ void barriers_of_events(Member& member) {
   member.info("barrier of interprocess events", took, "µs", "the hosts meet too");
 }
 
-// ---- what calls cost the host
+// ---- costs of calls to the host
 
 void calls(Member& member) {
   member.need(member.words, "memory of the host");

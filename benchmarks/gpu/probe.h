@@ -1,4 +1,4 @@
-// Processes that share one GPU, and what they need to compare notes: memory of the host that all of
+// Processes that share one GPU, and a way to compare notes: memory of the host that all of
 // them see, a barrier with a deadline, and rows of a table, one a line with tabs between:
 //   verdict, what, figure, unit, target, note
 #pragma once
@@ -44,7 +44,7 @@ struct Shared {
   double figure[kMost];
 };
 
-// A memfd, as what ringcomm's processes share.
+// A memfd, as ringcomm's processes share.
 inline Shared* make_shared() {
   const int file = memfd_create("gpu_probe", MFD_CLOEXEC);
   if (file < 0 || ftruncate(file, sizeof(Shared)) != 0) return nullptr;
@@ -125,10 +125,10 @@ class Member {
     if (function == nullptr) throw std::runtime_error(std::string("this needs ") + what);
   }
 
-  // Nobody's stream waits any longer.
+  // Ends the waits of all streams.
   void release() { std::fill_n(shared.words, kWords, kBeyond); }
 
-  // Runs a test on all processes. What fails here is a row, and the next test begins with all.
+  // Runs a test on all processes. A failure here is a row, and the next test begins with all.
   template <typename Test>
   void run(int number, const char* name, Test test) {
     if (leads()) shared.step.store(name);

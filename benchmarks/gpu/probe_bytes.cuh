@@ -45,7 +45,7 @@ inline void copy_ceiling(Member& member) {
 }
 
 inline void fill_mine(Member& member, size_t bytes) {
-  member.meet();  // what was measured before is over
+  member.meet();  // earlier measurements are over
   fill<<<264, kThreads, 0, member.stream>>>(member.memory[member.rank], bytes / 4,
                                             static_cast<float>(member.rank + 1));
   check(cudaStreamSynchronize(member.stream), "cudaStreamSynchronize");

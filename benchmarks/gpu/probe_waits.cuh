@@ -89,7 +89,7 @@ inline void room_behind_a_wait(Member& member) {
     std::atomic<double> launch{-1};
     int room = kMany;
     wait_until(member, word, 1);
-    // Makes no CUDA call itself, so that it can end the wait whatever else is stuck.
+    // Makes no CUDA call itself, so that it can end the wait even if all else is stuck.
     std::thread observer([&] {
       int seen = -1;
       while (enqueued.load() < kMany && enqueued.load() != seen) {

@@ -30,7 +30,7 @@ struct alignas(128) RankInfo {
   uint32_t usable;             // streams reach this area
   Uuid uuid;
   uint64_t memory_bytes;
-  uint64_t most_bytes;  // that its owner gives a group; 0: what fits
+  uint64_t most_bytes;  // that its owner gives a group; 0: as many as fit
   uint64_t pattern;     // stands in the memory behind `window`: proof of what is mapped
   IpcHandle window;
   int32_t blocks, capability;     // that its kernels may have at one time

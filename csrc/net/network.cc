@@ -125,7 +125,7 @@ void Network::rouse() {
   if (::write(wake_.get(), &increment, sizeof increment) < 0) std::terminate();
 }
 
-// Waits for wake_, and for the sockets unless another thread looks after them. What was written to
+// Waits for wake_, and for the sockets unless another thread looks after them. A word written to
 // wake_ before the wait ends it as well, so no word of end_driving(), wake() or alarm() is missed.
 void Network::run() {
   while (!stop_) {
@@ -146,7 +146,7 @@ void Network::run() {
   }
 }
 
-// This process is out of memory, say. What was left undone is done at a later tick, or when the
+// This process is out of memory, say. Its unfinished work is done at a later tick, or when the
 // connection is made anew.
 void Network::survive(const std::exception& error) {
   if (survived_.exchange(true)) return;

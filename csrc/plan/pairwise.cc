@@ -11,7 +11,7 @@ namespace {
 struct Exchange {
   Feed out;
   Feed in;
-  bool mirrored;  // both are the same rank: what it sends says what it has consumed
+  bool mirrored;  // both are the same rank, whose messages say how much it has consumed
   uint64_t slots;
 
   // Message m is taken when m + lag has been sent: half the slots are under way. A mirrored peer's

@@ -2,9 +2,9 @@
 // say a word, and rank 0 answers all. A rank that gives up says why, and all give up.
 //
 // A store may outlive its ranks, so it may hold words of processes that are dead. Three rules keep
-// them out. Whatever a rank finds before its own first word is old; only a change counts. A roster
-// counts for a rank only if it holds this rank's card of today. And the keys of later stages have
-// rank 0's nonce and the number of its roster in them. If a card changes before all ranks have
+// them out. Words that a rank finds before its own first one are old; only a change counts. A
+// roster counts for a rank only if it holds this rank's card of today. And the keys of later stages
+// have rank 0's nonce and the number of its roster in them. If a card changes before all ranks have
 // confirmed the roster, rank 0 makes another one, and all begin again from there.
 //
 // The ranks meet by the group's name and by the list of its members. Ranks that give one name to

@@ -10,8 +10,8 @@
 namespace ringcomm {
 
 // The one rule for who shares a host, for the core and for Python: an equal boot id, network
-// namespace (abstract sockets live in it) and user; never an environment variable. What cannot be
-// shown to be one host is two.
+// namespace (abstract sockets live in it) and user; never an environment variable. Ranks that do
+// not prove to share a host do not.
 struct HostIdentity {
   static constexpr const char* kUnknown = "unknown";  // equals nothing
 

@@ -3,7 +3,7 @@
 // above all, and its end is the other's death. A process has one listener and one epoll.
 //
 // The process with the lower name connects to the other. Each then tells its name and passes its
-// doorbell. What comes is taken by whichever thread looks, and kept until it is wanted, so groups
+// doorbell. Any thread that looks takes messages, and keeps them until they are wanted, so groups
 // meet in any order and on several threads at once.
 #pragma once
 

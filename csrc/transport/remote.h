@@ -19,8 +19,8 @@
 
 namespace ringcomm {
 
-// Memory of this process that is made when somebody first needs it. Any thread. Who reads from the
-// network cannot fail the group: a lack of memory is noted, and check() tells who can.
+// Memory of this process that is made when somebody first needs it. Any thread. A thread that reads
+// from the network cannot fail the group: a lack of memory is noted, and check() tells who can.
 class LateSegment {
  public:
   LateSegment(const SegmentLayout& layout, Rank peer) : layout_(layout), peer_(peer) {}

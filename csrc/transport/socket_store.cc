@@ -55,7 +55,7 @@ int64_t SocketStore::said(const std::string& list) {
 }
 
 bool SocketStore::wait(Clock::duration most) {
-  // A short pause is a slice as well, for it must sleep: what comes ends it.
+  // A short pause is a slice as well, for it must sleep: a message ends it.
   neighbours_.wait(most > most.zero() ? kSlice : most, neighbours_.news());
   const bool heard = hear();
   say();

@@ -22,7 +22,7 @@
 
 namespace ringcomm {
 
-// One operation of a group: what each rank was told and what it runs.
+// One operation of a group: each rank's shape, and the plan that it runs.
 struct Program {
   std::vector<Shape> shapes;
   std::vector<Plan> plans;

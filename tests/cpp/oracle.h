@@ -1,4 +1,4 @@
-// Random collectives on int32, and what must come out of them, computed from the definition.
+// Random collectives on int32, and their right results, computed from the definition.
 #pragma once
 
 #include <cstdint>
@@ -153,7 +153,7 @@ inline Sides expected(const Call& call, int size, Rank rank) {
   return sides;
 }
 
-// A call with its memory: what this rank asks for, and whether it got it. In place where the
+// A call with its memory: this rank's input, and a check of its output. In place where the
 // collective allows it: the other buffer then plays no part.
 class Trial {
  public:
@@ -190,7 +190,7 @@ class Trial {
     }
     if (!in_place_) require(sides_.input == before_, "the input was changed");
   }
-  // The caller's memory is the caller's again: what still reads it reads this.
+  // The memory is the caller's again: a late reader would read this.
   void poison() {
     std::fill(sides_.input.begin(), sides_.input.end(), -77777);
     std::fill(output_.begin(), output_.end(), -77777);

@@ -1,4 +1,4 @@
-// Arguments of kernels that meet, as the host sees what they name.
+// Arguments of kernels that meet, with addresses as the host sees them.
 #pragma once
 
 #include "device/kernel_args.h"

@@ -101,7 +101,7 @@ void* SimGraphs::end(const StreamPtr& stream) {
     fail(kCall, wrong);
   }
   const Capture ended = std::move(*capture);
-  captures_.erase(ended.id);  // whatever it comes to, its streams are free
+  captures_.erase(ended.id);  // in any case its streams are free
   if (ended.invalidated) fail(kCall, kInvalidated);
   const Before& joined = ended.streams.at(ended.origin);
   for (const auto& [id, before] : ended.streams) {

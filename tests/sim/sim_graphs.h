@@ -83,7 +83,7 @@ class SimGraphs {
   uint64_t capture_of(const StreamPtr& stream);     // 0: none, or one that was invalidated
   bool captures_globally() const;                   // any stream, in mode global
   void refuse_unsafe(const char* call);             // where a capture forbids it to this thread
-  void refuse(const char* call, const StreamPtr&);  // what no stream can do while it captures
+  void refuse(const char* call, const StreamPtr&);  // a call that no stream takes while it captures
 
   // Into the graph that the stream captures, or for the device. Returns its number in the stream; 0
   // where it was captured.

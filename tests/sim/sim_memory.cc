@@ -177,7 +177,7 @@ void SimMemory::release_pinned(std::byte* memory) {
   retire(at_base("cudaFreeHost", memory, {Kind::kPinned}));
 }
 
-// An address that nobody uses: the one that was released last, of this size.
+// Returns an unused address: the one that was released last, of this size.
 std::byte* SimMemory::place(uint64_t mapped) {
   std::vector<std::byte*>& again = retired_[mapped];
   if (!again.empty()) {
@@ -252,7 +252,7 @@ Allocation SimMemory::allocation_of(const std::byte* address) {
   if (region.kind != Kind::kExpandable) {
     return {base, region.bytes, region.id, region.kind == Kind::kMalloc};
   }
-  // The driver knows chunks, not what was put together of them.
+  // The driver knows chunks, not ranges made of several.
   const uint64_t chunk = region.chunks.front().bytes;
   const uint64_t index = static_cast<uint64_t>(address - base) / chunk;
   return {base + index * chunk, chunk, region.ids[index], false};

@@ -75,7 +75,7 @@ class SimMemory {
     pid_t exporter = 0;
     uint64_t inode = 0;                 // the exporter's memfd
     const std::byte* theirs = nullptr;  // where it lies there
-    std::vector<Fd> held;               // locked while this maps what they are of
+    std::vector<Fd> held;               // locked while this maps their memory
   };
   using Regions = std::map<std::byte*, Region>;
   struct Released {  // by its owner

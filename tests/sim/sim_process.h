@@ -57,7 +57,7 @@ class Entered {
  public:
   explicit Entered(Process& process) : process_(process), lock_(process.driver) {}
   Process* operator->() const { return &process_; }
-  // For what waits for streams that wait for a word: the driver cannot do it while one does.
+  // For calls that wait for streams that wait for a word: the driver cannot do it while one does.
   const Entered& pass() const {
     process_.streams.pass(device_of_thread);
     return *this;

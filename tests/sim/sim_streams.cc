@@ -12,7 +12,7 @@ namespace ringcomm::sim {
 
 namespace {
 
-// Until (int32)(word - value) >= 0. Nobody rings: another process's thread writes the word.
+// Until (int32)(word - value) >= 0. There is no ring: another process's thread writes the word.
 void poll_word(uint32_t* word, uint32_t value) {
   for (int round = 0;; ++round) {
     const uint32_t now = std::atomic_ref(*word).load(std::memory_order_seq_cst);
@@ -112,7 +112,7 @@ void SimStreams::destroy(Stream stream) {
   const std::lock_guard lock(mutex_);
   const auto entry = open_.find(stream);
   if (entry == open_.end()) throw DeviceError("cudaStreamDestroy: invalid resource handle");
-  open_.erase(entry);  // what is left in its connection is done
+  open_.erase(entry);  // work left in its connection is done
 }
 
 std::shared_ptr<SimStream> SimStreams::find(const char* call, Stream stream, int device) {

@@ -68,7 +68,7 @@ class SimStreams {
   void set_limits(uint64_t connections, uint64_t commands);
   Stream make(int device);
   void destroy(Stream stream);
-  // Null is the default stream of `device`. `call` is whom an error names.
+  // Null is the default stream of `device`. An error names `call`.
   std::shared_ptr<SimStream> find(const char* call, Stream stream, int device);
   // Waits for all work on the device, also of streams that were destroyed: as cudaFree does.
   void drain(int device);
@@ -81,7 +81,7 @@ class SimStreams {
   void destroy_event(Event event);
   int device_of(const char* call, Event event);
   void record(Event event, std::shared_ptr<SimStream> stream, uint64_t number);
-  // Returns what waits for the work that is recorded now.
+  // Returns a function that waits for the work that is recorded now.
   std::function<void()> waiter(Event event);
 
  private:

@@ -1,6 +1,6 @@
 // Lets a torch without CUDA have a CUDA device: the simulated one. Streams, events, tensors and
 // kernels of torch's are there (torch_kernels.h), generators are not. Graphs are, of all but
-// torch's kernels. What ringcomm does with torch's streams can be tested so:
+// torch's kernels. Ringcomm's use of torch's streams can be tested so:
 // tests/device/test_device_streams.py.
 #include <ATen/ATen.h>
 #include <ATen/detail/CUDAHooksInterface.h>

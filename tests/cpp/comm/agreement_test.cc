@@ -77,7 +77,7 @@ Geometry small(int size) {
 void differ(int size, Collective collective, const std::function<void(World::Terms&)>& usual,
             const std::function<void(World::Terms&)>& odd) {
   World world(size, small(size));
-  std::atomic<int> told{0};  // ranks that raised what tells them apart
+  std::atomic<int> told{0};  // ranks that raised an error that tells them apart
   run_threads(size, [&](Rank rank) {
     const auto group = world.join<Transport>(rank, rank == 1 ? odd : usual);
     Buffers buffers(collective, size, rank);
@@ -150,7 +150,7 @@ std::string meet_with(Store& store, Rank rank, int size, const Requested& reques
   return "";
 }
 
-// Rank 0's word is what all do; a rank that wants something else is an error on all of them.
+// All follow rank 0's word; if a rank wants something else, all raise an error.
 void requests() {
   const Requested none, ring = Algorithm::kRing, doubling = Algorithm::kDoubling;
   const struct {

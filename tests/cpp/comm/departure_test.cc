@@ -1,4 +1,4 @@
-// A rank that leaves harms only what it had not finished, however it leaves.
+// A rank that leaves harms only operations that it had not finished, however it leaves.
 //
 // Nothing here is left to luck: the last rank has begun an operation and given all that the others
 // need, and is held in there, by its callback for interrupts, until they have finished it and gone.
@@ -18,7 +18,7 @@ enum class Way { kAbort, kDestroy, kException, kKill };
 // Memory in which the forked ranks tell one another how far they are.
 struct Shared {
   std::atomic<int> held{0};   // partner: those who wait for the rank that is held
-  std::atomic<int> ready{0};  // partner: who waits for all of them
+  std::atomic<int> ready{0};  // partner: the rank that waits for all of them
   std::atomic<int> over{0};   // partner: those who must not end before the test does
 
   static Shared& make() {
@@ -161,7 +161,7 @@ void leaves(const Case& the) {
     perform(*group, first, 1);
     await("the last rank to be held", [&] { return shared.held == 1; });
     perform(*group, call_of(the.collective, the.size), 2);
-    // Nobody goes before all have finished it: they fail in the next one.
+    // No rank goes before all have finished it: they fail in the next one.
     ++shared.ready;
     await("the others to finish", [&] { return shared.ready == the.size - 1; });
     if (rank == 0) return leave(*group, the.way);  // and its process ends
@@ -248,7 +248,7 @@ void messages(Way way, bool tcp) {
   }
 }
 
-// A collective of this rank's fails: what had come by then, and nobody had looked at, still counts.
+// A collective of this rank's fails. A message that had come by then, unseen, still counts.
 void message_before_a_failure() {
   SharedStore store;
   require_all_zero(run_processes(2, [&](Rank rank) {

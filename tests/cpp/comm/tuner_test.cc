@@ -1,4 +1,4 @@
-// The choice of segments and copies by what operations took: with times that are made up, so that
+// The choice of segments and copies by the times of operations, which are made up, so that
 // nothing here depends on this machine's speed, and with groups that try all ways and must give the
 // same results in each.
 #include "exec/tuner.h"
@@ -206,7 +206,7 @@ void late_peers_are_not_counted() {
   const auto at = [](int ms) { return Clock::time_point(std::chrono::milliseconds(ms)); };
   Stopwatch watch;
   watch.start(at(1000));
-  watch.block(3, at(1010));  // the first wait, for one who comes 500 ms later
+  watch.block(3, at(1010));  // the first wait, for a rank that comes 500 ms later
   watch.block(3, at(1100));
   watch.meet(3, at(1510));
   watch.block(4, at(1510));  // the same for the next one
@@ -225,7 +225,7 @@ void late_peers_are_not_counted() {
 
 // ---- groups
 
-// Element i of what a rank gives in its k-th call.
+// Element i of a rank's input in its k-th call.
 uint32_t value(size_t i, Rank rank, uint32_t k) {
   return static_cast<uint32_t>(i * 2654435761u) + static_cast<uint32_t>(rank) * 97u + k;
 }

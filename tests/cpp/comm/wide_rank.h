@@ -75,7 +75,7 @@ class WideRank {
     Footprint measured;
     measured.begin[0] = board_.began;
     measured.end[0] = now_seconds();
-    note("start", measured);  // what the program has of its own
+    note("start", measured);  // the program's own costs
     if (options_.nofile > 0) limit_to(RLIMIT_NOFILE, options_.nofile);
     if (options_.room_mib > 0) {
       limit_to(RLIMIT_AS, footprint_now().vm_bytes + (options_.room_mib << 20));
@@ -107,7 +107,7 @@ class WideRank {
     note("meeting", measured);
   }
 
-  // Every collective in every size: exact results, and what a call takes.
+  // Every collective in every size: exact results, and the time of a call.
   void check_all() {
     for (int i = 0; i < kCollectives; ++i) {
       const auto collective = static_cast<Collective>(i);
@@ -140,7 +140,7 @@ class WideRank {
     group_.reset();
   }
 
-  // ---- what scenarios are made of
+  // ---- parts of scenarios
 
   void doing(const std::string& what) {
     std::snprintf(seat_.doing, sizeof seat_.doing, "%s", what.c_str());
@@ -158,7 +158,7 @@ class WideRank {
       body(calls);
       measured.end[batch] = now_seconds();
     }
-    gate();  // what it costs before anybody goes on
+    gate();  // costs are counted before any rank goes on
     note(name, measured);
   }
 

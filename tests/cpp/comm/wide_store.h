@@ -15,7 +15,7 @@
 
 namespace ringcomm::testing {
 
-// A lock between processes. The death of its holder leaves the table as it was: what is new is
+// A lock between processes. The death of its holder leaves the table as it was: a new entry is
 // linked in last.
 class SharedMutex {
  public:

@@ -1,4 +1,4 @@
-// Ranks with a device each in one process, an operation for them, and what can go wrong between
+// Ranks with a device each in one process, an operation for them, and faults between
 // them: for meetings_test.
 #pragma once
 

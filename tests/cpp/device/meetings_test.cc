@@ -13,8 +13,8 @@
 //     lines      low latency: one half of the lines where two take turns
 //     torn       low latency: a flag comes before its data
 //     flagless   low latency: no flag comes
-//     unread     ring: nobody waits until a slot is read
-//     unfilled   ring: nobody waits until a slot is full
+//     unread     ring: kernels do not wait until a slot is read
+//     unfilled   ring: kernels do not wait until a slot is full
 #include "meetings_steps.h"
 
 namespace ringcomm::testing {
@@ -182,7 +182,7 @@ bool others_return(Algorithm kernel, int size, int last) {
       }
       Watching memory(args.members.abort);
       sim::run_block(args, index / size, memory);
-      // Each thread of that kernel waits for itself: others may just store what has come.
+      // Each thread of that kernel waits for itself: others may be storing data that has come.
       require(memory.later == 0 || kernel == kByLowLatency, "touched memory after it was aborted");
       ++(memory.aborted ? aborted : finished);
     });

@@ -11,7 +11,7 @@
 
 namespace ringcomm::testing {
 
-// An epoch, and what was done in it.
+// An epoch, and its steps.
 struct Era {
   uint32_t epoch = 0;
   Decision made;             // by which it began

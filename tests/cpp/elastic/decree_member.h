@@ -5,7 +5,7 @@
 
 namespace ringcomm::testing {
 
-// ---- what a member learns
+// ---- learning
 
 inline void World::begin(Process& p, uint32_t epoch, const Decision& made) {
   p.era = history_.era(epoch);
@@ -88,7 +88,7 @@ inline void World::judge(Process& p, size_t rank, Members& dead, Members& suspec
   if ((ended || links_.refused(p.host, other.host)) && chance(30)) {
     (near || !rules_.refusal ? dead : suspected).set(rank);
   }
-  // Who waits in vain for another host's member loses patience.
+  // A member that waits too long for another host's loses patience.
   const bool awaited = p.state == State::kMeeting && p.decree->awaited().test(rank);
   const bool weary = awaited && !near && now_ <= plan_.calm && chance(2);
   const bool silent = now_ - p.heard[id] > kSilence && !(near && !other.alive);
@@ -174,7 +174,8 @@ inline void World::go(Process& p, bool evicted) {
 
 inline void World::work(Process& p) {
   if (!p.voted) {
-    const bool knows = history_.steps() >= p.decided;  // who joins needs the state of another
+    const bool knows =
+        history_.steps() >= p.decided;  // a member that joins needs the state of another
     if (now_ >= p.ready && knows) vote(p);
     return;
   }
@@ -224,7 +225,7 @@ inline void World::apply(Process& p, uint64_t step) {
   p.ready = now_ + upto(1, 12);
 }
 
-// ---- what a member shows
+// ---- showing slips
 
 inline void World::show(Process& p) {
   if (p.shown && *p.shown == p.decree->slip()) return;

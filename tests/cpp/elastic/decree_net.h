@@ -1,4 +1,4 @@
-// The links of a simulated world: which of them are up, and what is under way on them.
+// The links of a simulated world: which of them are up, and the messages under way on them.
 #pragma once
 
 #include <array>

@@ -12,8 +12,8 @@ namespace ringcomm::testing {
 
 using Tick = int;
 inline constexpr auto kTick = std::chrono::milliseconds(20);
-inline constexpr Tick kSilence = 60;                   // who was not heard for so long is suspected
-inline constexpr int kMostProcesses = 12;              // eight members, and those that join later
+inline constexpr Tick kSilence = 60;       // a member that is silent for so long is suspected
+inline constexpr int kMostProcesses = 12;  // eight members, and those that join later
 inline constexpr int kMostHosts = kMostProcesses + 1;  // the store may have one of its own
 
 // The rules of the production code, and those on which it relies.

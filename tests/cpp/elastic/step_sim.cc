@@ -134,7 +134,7 @@ class Search {
     }
   }
 
-  // ---- what ranks do
+  // ---- steps of ranks
 
   bool work(const State& state, int self) {
     const Member& member = state.at(self);

@@ -19,7 +19,7 @@ struct Member {
   uint8_t gradients = 0;            // the epoch in which those it holds were computed, plus one
   uint8_t sent = 0, sent_last = 0;  // gradients and ballots, in turn; in the last epoch
   uint8_t waits = 0;
-  std::array<uint8_t, kRanks> arrived{};  // of what the others have sent in this epoch
+  std::array<uint8_t, kRanks> arrived{};  // messages of the others, sent in this epoch
   std::array<bool, kRanks> news{};        // a slip that it has not heard
   std::array<uint8_t, 4> applied{};       // by step: the gradients
   std::shared_ptr<const Decree> decree;
@@ -110,7 +110,7 @@ struct State {
       for (const uint8_t part : {member.epoch, member.sent, member.sent_last}) print.add(part);
       for (const uint8_t part : member.applied) print.add(part);
       print.add(member.alive);
-      if (!member.alive) continue;  // what it knew is no more
+      if (!member.alive) continue;  // its knowledge is lost
       for (const uint8_t part : {member.base, member.decided, member.gradients, member.waits}) {
         print.add(part);
       }

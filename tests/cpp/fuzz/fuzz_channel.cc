@@ -180,7 +180,7 @@ class World {
     frame.bytes = static_cast<uint32_t>(
         input_.one_of({0, 16, kLinePayload, part.size(), kRing, kFramePayload, UINT32_MAX}));
     if (frame.type == FrameType::kState) return take_words(frame);
-    if (frame.type == FrameType::kStream) strange_ = true;  // what comes then is no message
+    if (frame.type == FrameType::kStream) strange_ = true;  // the bytes after it are no message
     if (frame.bytes > 0) {
       try {
         std::byte* at = remote_->place(frame);

@@ -218,7 +218,7 @@ std::vector<Bytes> corpus() {
   Output out;
   scripts.push_back(whole(out, 0, 0).take());
   whole(out, 0, 0);
-  scripts.push_back(whole(out, 2, 4).take());  // and what the first ones said may be said again
+  scripts.push_back(whole(out, 2, 4).take());  // and the words of the first ones may come again
   for (const bool initiator : {false, true}) {
     begin(out, 0, initiator, true);
     begin(out, 1, !initiator, false);

@@ -1,4 +1,4 @@
-// Fuzz target: what processes tell one another through the store. A text is refused with the error
+// Fuzz target: texts that processes exchange through the store. A text is refused with the error
 // that says so, or means something that can be told again.
 #include "fuzz_driver.h"
 #include "net/network.h"

@@ -289,7 +289,7 @@ void a_pause_is_forgiven_once() {
   };
   hears(kBegin);
   const auto resumed = kBegin + kPause;
-  hears(resumed);  // what lay in the socket is read before the tick
+  hears(resumed);  // bytes in the socket are read before the tick
   session.tick(resumed, kPause);
   require(session.is_up(0), "the peer is blamed for the pause");
   require(session.last_heard() <= resumed, "it is heard of in the future");

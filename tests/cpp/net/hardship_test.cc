@@ -25,7 +25,7 @@ NetworkOptions encrypted() {
 
 constexpr size_t kTensorFrames = 64;  // more than any socket takes
 
-// Takes what a tensor holds, and compares each frame with its stamp when it comes.
+// Receives a tensor's bytes, and compares each frame with its stamp when it comes.
 class Sink final : public Receiver {
  public:
   std::byte* place(const Frame& frame) override { return memory_.data() + frame.offset; }
@@ -124,7 +124,7 @@ void first_words() {
   }
 }
 
-// ---- what this process is out of
+// ---- lack of this process's resources
 
 // A frame cannot be taken. It will not come again, so its peer is lost to the group: and no more.
 void no_memory() {

@@ -38,7 +38,7 @@ void many_at_once() {
   }
 }
 
-// Who knows the id of a peer, and not its key, fills neither memory nor the peer's place.
+// A stranger that knows the id of a peer, and not its key, fills neither memory nor its place.
 void liars() {
   Place self, peer;
   const Contact& contact = self.network.contact();
@@ -193,7 +193,7 @@ class Gate final : public Receiver {
   std::atomic<bool> opened_{false};
 };
 
-// While one thread takes what comes from one peer, other threads read from another and write to it.
+// While one thread reads from one peer, other threads read from another and write to it.
 void side_by_side() {
   constexpr uint64_t kChannel = 7;
   Place self, slow, quick;

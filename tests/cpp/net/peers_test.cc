@@ -1,4 +1,4 @@
-// A network whose peers become known late, sleep, and are forgotten: what many of them cost.
+// A network whose peers become known late, sleep, and are forgotten: the costs of many of them.
 #include <malloc.h>
 #include <poll.h>
 #include <sys/resource.h>
@@ -10,7 +10,7 @@ namespace {
 
 constexpr uint64_t kChannel = 7, kNobodys = 8;
 
-// A group's other ranks, and what comes of each.
+// A group's other ranks, and the frames from each.
 class Members final : public Directory {
  public:
   void add(const Contact& contact) {
@@ -125,7 +125,7 @@ void of_no_group() {
   wait_until([&] { return two.there.from(two.here).came == 1; }, [&] { return wire.condition(); });
 }
 
-// Who knows the ids of a large group, and no key, makes no peers that stay.
+// A stranger that knows the ids of a large group, and no key, makes no peers that stay.
 void liars_by_many_names() {
   constexpr size_t kLiars = 300, kStrangers = 64;
   Place self, honest;

@@ -24,12 +24,12 @@ struct Setup {
   bool halves = true;        // operations alternate between the halves
   bool credits = true;       // writers wait until a slot has been read
   bool epochs = true;        // a group made anew has a channel of its own
-  bool numbers = true;       // what is left of a session that was forgotten
+  bool numbers = true;       // the numbers of a forgotten session are kept
   bool faults = true;
   int operations = 4;  // of each group and generation
 };
 
-// One direction of a connection: what the receiver has not read yet.
+// One direction of a connection: bytes that the receiver has not read yet.
 struct Pipe {
   std::deque<std::byte> bytes;
   bool cut = false;          // nothing more gets in; after the last byte the reader may see the end

@@ -21,7 +21,7 @@ inline ProcessConfig by_secret(const std::string& secret) {
   return config;
 }
 
-// Non-blocking: what one writes the other can read.
+// Makes a non-blocking pair: each can read the other's bytes.
 inline std::array<Fd, 2> connected_sockets() {
   int both[2];
   if (::socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, both) != 0) {

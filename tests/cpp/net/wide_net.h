@@ -1,4 +1,4 @@
-// A network in virtual time: what happens next, and how long bytes take between hosts. A message of
+// A network in virtual time: the next events, and how long bytes take between hosts. A message of
 // m bytes arrives after alpha + m beta (Hockney), if nothing else is on the adapters of both hosts.
 #pragma once
 
@@ -78,7 +78,7 @@ class WidePair final : public Pair {
   bool up() const { return ends[0].connections[0] && ends[1].connections[0]; }
   bool used() const { return ends[0].session.posted() > 0 || ends[1].session.posted() > 0; }
 
-  // Sends what this side has to send; connects it for that.
+  // Sends this side's bytes; connects it for that.
   void pump(int side) {
     if (!fabric_.open) return;
     const ForRank scope(ranks[at(side)]);

@@ -234,7 +234,7 @@ void WideWorld::check(const WideCall& call) {
               " B, rank ", rank, ": element ", i, " is ", self.output[i], ", not ", want[i]);
     }
     require(self.input == call.input(rank), "the input was changed");
-    // The memory is the caller's again: what still reads it reads this.
+    // The memory is the caller's again: a late reader would read this.
     std::ranges::fill(self.input, -77777);
     std::ranges::fill(self.output, -77777);
   }

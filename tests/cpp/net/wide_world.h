@@ -22,7 +22,7 @@ struct WideSetup {
   std::optional<Algorithm> algorithm{};
 };
 
-// A collective on all ranks, what they give and what they must get.
+// A collective on all ranks, with their inputs and the right results.
 class WideCall {
  public:
   // `bytes`: of the whole message, all shards together. They are rounded up to whole elements.
@@ -152,7 +152,7 @@ class WideWorld {
   // Something has come for that rank: soon it looks.
   void wake(Rank rank);
   std::function<void(Rank)> after_drive;  // a rank has: its group may have failed
-  bool deaf = false;                      // nobody looks at what comes
+  bool deaf = false;                      // no rank reads its messages
   // The process of that rank ends.
   void stop(Rank rank);
   // That rank looks at its peers, as a waiting one does now and then.

@@ -34,7 +34,7 @@ class Group {
     sample.taken += taken;
     return taken;
   }
-  // Every kind has its share, whatever the seed.
+  // Every kind has its share, by every seed.
   void expect_all_kinds() const {
     for (const auto& [kind, sample] : samples_) {
       if (sample.taken == 0) throw Failure("no case was taken of " + kind);

@@ -113,7 +113,7 @@ inline void wrong_plans(Group& group) {
   group.reject({around, hasty, around}, "no roll call", "may still be", false);
 }
 
-// Drops each signal with the wait that it meets: what remains must be wrong in some sequence, or
+// Drops each signal with the wait that it meets: the rest must be wrong in some sequence, or
 // the pair would be more than is needed.
 struct Score {
   uint64_t caught = 0, survived = 0;

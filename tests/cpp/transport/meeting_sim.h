@@ -1,4 +1,4 @@
-// Ranks that meet through a store, in virtual time: what they ask it, and how long that takes.
+// Ranks that meet through a store, in virtual time: their requests to it, and how long those take.
 #pragma once
 
 #include <map>

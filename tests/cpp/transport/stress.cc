@@ -196,7 +196,7 @@ void blocking_callbacks(int size, uint64_t seed) {
 }
 
 // The same across groups of which some are idle and some wait: the worker's list of them changes
-// while one of them calls out. What a callback waits for has a group of its own: the order of
+// while one of them calls out. A callback waits for an operation of another group: the order of
 // operations in a group is the same everywhere.
 void callbacks_across_groups(int size, uint64_t seed) {
   constexpr size_t kOuter = 4;
