@@ -144,7 +144,9 @@ constexpr std::array kTable = {
 };
 
 bool fits(const Row& row, const Shape& shape, bool mapped) {
-  const auto several = [&](int of_each) { return !mapped && of_each > 1 && shape.size > of_each; };
+  const auto several = [&](int per_place) {
+    return !mapped && per_place > 1 && shape.size > per_place;
+  };
   const std::array<bool, kNeedNames.size()> holds = {true,
                                                      mapped,
                                                      several(shape.local),
@@ -239,9 +241,10 @@ Plan make_plan(const Shape& shape, Rank rank, Algorithm algorithm) {
     std::apply([](auto&... table) { (table.shrink_to_fit(), ...); }, plan.tables());
     return plan;
   }
-  throw UsageError(
-      str(to_string(shape.collective), " has no algorithm \"", to_string(algorithm), "\"; it has ",
-          joined(algorithms_of(shape.collective), [](Algorithm one) { return to_string(one); })));
+  throw UsageError(str(to_string(shape.collective), " has no algorithm \"", to_string(algorithm),
+                       "\"; it has ",
+                       joined(algorithms_of(shape.collective),
+                              [](Algorithm offered) { return to_string(offered); })));
 }
 
 }  // namespace ringcomm

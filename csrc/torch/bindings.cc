@@ -206,7 +206,7 @@ py::tuple kernel_seconds(const std::string& collective, int ranks, uint64_t byte
   shape.size = ranks;
   shape.bytes = bytes;
   shape.shards.assign(sharded(shape.collective) ? static_cast<size_t>(ranks) : 0, bytes);
-  const cuda::Link link = cuda::link_of(nvlink, capability, cuda::kMostBlocks);
+  const cuda::DeviceLink link = cuda::link_of(nvlink, capability, cuda::kMostBlocks);
   py::dict seconds;
   for (int i = 0; i < kNamed; ++i) {
     const auto kernel = static_cast<Algorithm>(i);
@@ -319,7 +319,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
 
   module.def("flight_rings", [] { return to_bytes(Groups::get().flight_rings()); });
   module.def("ask_for_records", [] { Groups::get().ask_for_records(); }, NoGil());
-  module.def("look_at_groups", [] { return Groups::get().look(); }, NoGil());
+  module.def("look_at_groups", [] { return Groups::get().hear_peers(); }, NoGil());
   module.def("tell_failures_to", [](int pipe) { Process::get().tell_failures_to(pipe); });
   module.def("close_groups", [](const std::string& error) {
     std::vector<int> calling;

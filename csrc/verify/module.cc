@@ -39,7 +39,7 @@ Shape shape_of(const CallTuple& call, const Counts& geometry) {
 
 std::vector<Script> scripts_of(const Words& words) {
   std::vector<Script> scripts;
-  for (const std::vector<int64_t>& one : words) scripts.push_back({one});
+  for (const std::vector<int64_t>& script : words) scripts.push_back({script});
   return scripts;
 }
 
@@ -69,7 +69,7 @@ py::object prove_scripts(const CallTuple& call, const Counts& geometry, const Wo
   const Scripted made = scripted(shape, scripts, false);
   // The rank, the operation of the sequence, that of the script or -1, the pass, the signal that a
   // wait meets or -1, and the step in words.
-  const auto tell = [&](const Event& event) {
+  const auto event_tuple = [&](const Event& event) {
     const auto rank = static_cast<size_t>(event.rank);
     const bool own = event.operation - verdict.own < verdict.count;
     const Plan& plan = made.program.plans[rank];
@@ -77,27 +77,28 @@ py::object prove_scripts(const CallTuple& call, const Counts& geometry, const Wo
                           own ? int64_t{made.origins[rank][event.step]} : -1, event.pass,
                           number_of(event.met), own ? to_text(plan, plan.steps[event.step]) : "");
   };
-  const auto tell_all = [&](const std::vector<Event>& events) {
+  const auto event_list = [&](const std::vector<Event>& events) {
     py::list list;
-    for (const Event& event : events) list.append(tell(event));
+    for (const Event& event : events) list.append(event_tuple(event));
     return list;
   };
-  return py::make_tuple(verdict.when, finding.text, finding.stuck, number_of(finding.found),
-                        number_of(finding.other), tell_all(finding.events),
-                        tell_all(finding.places));
+  return py::make_tuple(verdict.when, finding.text, finding.stuck, number_of(finding.event),
+                        number_of(finding.other), event_list(finding.events),
+                        event_list(finding.places));
 }
 
 py::tuple mutants_of(const CallTuple& call, const Counts& geometry, const Words& words) {
   const Shape shape = shape_of(call, geometry);
   const std::vector<Script> scripts = scripts_of(words);
-  const Mutants found = with_errors([&] { return mutants(shape, scripts); });
+  const Mutants result = with_errors([&] { return mutants(shape, scripts); });
   const Scripted made = scripted(shape, scripts, false);
   py::list spare;
-  for (const Spare& one : found.spare) {
-    const auto& origins = made.origins[static_cast<size_t>(one.from)];
-    spare.append(py::make_tuple(one.from, one.to, int{one.lane}, one.index, origins[one.step]));
+  for (const Spare& signal : result.spare) {
+    const auto& origins = made.origins[static_cast<size_t>(signal.from)];
+    spare.append(py::make_tuple(signal.from, signal.to, int{signal.lane}, signal.index,
+                                origins[signal.step]));
   }
-  return py::make_tuple(found.dropped, spare);
+  return py::make_tuple(result.dropped, spare);
 }
 
 // The steps of a plan, one after another.
