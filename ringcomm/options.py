@@ -227,13 +227,13 @@ class Attributes:
     )
     """Seconds for which a peer that does not answer is waited for."""
     secret: Secret = Secret(PROCESS, default="", fits="none")
-    """The [secret](safer.md#a-secret) of the job: only ranks that have the same can connect. In
+    """The [secret](security.md#a-secret) of the job: only ranks that have the same can connect. In
     code a `pathlib.Path` is a file with it.
     """
     tls: Setting[str] = Setting(
         PROCESS, default="off", choices=("off", "on"), wrong=" is neither off nor on"
     )
-    """`on`: connections between hosts are [encrypted](safer.md#encryption), by the secret or by
+    """`on`: connections between hosts are [encrypted](security.md#encryption), by the secret or by
     certificates.
     """
     tls_cert: Setting[str] = Setting(PROCESS, default="")
