@@ -22,9 +22,9 @@ from setuptools.command.build_ext import build_ext
 
 ROOT = Path(__file__).resolve().parent
 CUDA_LIBRARY = "libringcomm_cuda.so"
-VERIFIER = "_verifier.*.so"
+PLANNER = "_planner.*.so"
 ARCHITECTURES = "80;90;100;120"
-# Set by scripts/wheel.sh: what is built is installed elsewhere, and says for which torch it is.
+# Set by scripts/wheel.sh: the wheel is installed elsewhere, and says for which torch it is.
 WHEEL = bool(os.environ.get("RINGCOMM_WHEEL"))
 
 
@@ -60,22 +60,22 @@ def architectures_here() -> str:
         told = subprocess.run(query, capture_output=True, text=True, timeout=20).stdout
     except (OSError, subprocess.TimeoutExpired):
         return ""
-    found = {
+    capabilities = {
         int(major + minor) for major, minor in re.findall(r"^(\d+)\.(\d)$", told, re.MULTILINE)
     }
-    return ";".join(str(number) for number in sorted(found))
+    return ";".join(str(number) for number in sorted(capabilities))
 
 
 def own_version() -> str:
     """The package's version; in a wheel with the torch that it is for, as "0.1.0+torch2.13"."""
     source = (ROOT / "ringcomm" / "__init__.py").read_text()
-    found = re.search(r'^__version__ = "(.+)"$', source, re.MULTILINE)
-    assert found is not None
-    return f"{found[1]}+torch{torch_minor()}" if WHEEL else found[1]
+    match = re.search(r'^__version__ = "(.+)"$', source, re.MULTILINE)
+    assert match is not None
+    return f"{match[1]}+torch{torch_minor()}" if WHEEL else match[1]
 
 
 def torch_needed() -> str:
-    """What pip compares with the torch that is there: in a wheel, the one minor it is built for."""
+    """Return the requirement of torch: in a wheel, the one minor version it is built for."""
     if not WHEEL:
         return "torch>=2.11,<2.16"
     major, minor = torch_minor().split(".")
@@ -85,10 +85,10 @@ def torch_needed() -> str:
 def tool(name: str) -> str:
     """The path of cmake or ninja: that of this Python's environment, else the one on PATH."""
     beside = Path(sys.executable).parent / name
-    found = str(beside) if beside.exists() else shutil.which(name)
-    if not found:
+    path = str(beside) if beside.exists() else shutil.which(name)
+    if not path:
         stop(f"needs {name} to build: `pip install {name}`")
-    return found
+    return path
 
 
 def check_compiler() -> None:
@@ -114,8 +114,11 @@ class CMakeBuild(build_ext):
         target = Path(self.get_ext_fullpath(ext.name))
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(built / target.name, target)
-        optional = [*built.glob(CUDA_LIBRARY), *built.glob(VERIFIER)]
-        self.beside = [built / "_build_info.py", *optional]
+        self.beside = [
+            built / "_build_info.py",
+            *built.glob(PLANNER),
+            *built.glob(CUDA_LIBRARY),  # where it is built
+        ]
         for file in self.beside:
             shutil.copy(file, target.parent)
 

@@ -45,7 +45,7 @@ from lab.wan import Wan
 
 COLLECTIVES = ["all_reduce", "reduce_scatter", "all_gather", "broadcast"]
 PLAIN_BYTES = 32 << 20
-JOBS = 3  # of each kind, with --tls
+JOBS = 3  # per kind, with --tls
 parse_size = report.size
 ENCRYPTED = {"RINGCOMM_TLS": "on", "RINGCOMM_SECRET": "of this benchmark"}
 

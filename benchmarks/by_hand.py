@@ -75,7 +75,7 @@ def group_of(name: str) -> Any:
 
     import ringcomm
 
-    collectives = [one for one, names in EXAMPLES.items() if name in names]
+    collectives = [collective for collective, names in EXAMPLES.items() if name in names]
     if collectives:
         ringcomm.algorithms.register_algorithm(name, example(name), collectives)
     asked = None if name == TABLE else name
@@ -92,7 +92,7 @@ def tell(hosts: int, some: list[Case], times: list[list[float]]) -> list[dict[st
                 if case.algorithm == TABLE}  # fmt: skip
     for case, took in zip(some, times, strict=True):
         usual = by_table[case[:2]]
-        ratios = sorted(one / other for one, other in zip(took, usual, strict=True))
+        ratios = sorted(seconds / other for seconds, other in zip(took, usual, strict=True))
         rows.append({"hosts": hosts, **case._asdict(), "measured": took})
         print(
             f"{hosts} hosts  {case.collective:14} {case.bytes:>8} B  {case.algorithm:19} "

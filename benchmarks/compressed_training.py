@@ -97,7 +97,7 @@ def show(results: list[dict[str, Any]], options: argparse.Namespace) -> None:
         exact = [smoothed(losses)[-1] for losses in result["losses"]["fp32"]]
         for way, some in result["losses"].items():
             final = [smoothed(losses)[-1] for losses in some]
-            apart = [one - other for one, other in zip(final, exact, strict=True)]
+            apart = [loss - other for loss, other in zip(final, exact, strict=True)]
             row = [result["model"], way, f"{statistics.fmean(final):.4f}"]
             row += [f"{min(final):.4f} to {max(final):.4f}"]
             rows.append([*row, f"{min(apart):+.4f} to {max(apart):+.4f}"])
@@ -122,7 +122,7 @@ def draw(results: list[dict[str, Any]], path: Path, title: str) -> None:
         )
         for column, result in enumerate(results):
             curves = {
-                way: [smoothed(one) for one in some] for way, some in result["losses"].items()
+                way: [smoothed(curve) for curve in some] for way, some in result["losses"].items()
             }
             above, below = axes[0][column], axes[1][column]
             for (way, some), color in zip(curves.items(), colors, strict=False):
@@ -133,16 +133,16 @@ def draw(results: list[dict[str, Any]], path: Path, title: str) -> None:
                 above.plot(steps, middle, color=color, label=way, linewidth=width,
                            alpha=0.35 if way == "fp32" else 1)  # fmt: skip
                 apart = [
-                    [a - b for a, b in zip(one, exact, strict=True)]
-                    for one, exact in zip(some, curves["fp32"], strict=True)
+                    [a - b for a, b in zip(curve, exact, strict=True)]
+                    for curve, exact in zip(some, curves["fp32"], strict=True)
                 ]
                 if way == "fp32":
                     continue
-                each = list(zip(*apart, strict=True))
-                below.plot(steps, [statistics.fmean(step) for step in each], color=color,
+                steps_apart = list(zip(*apart, strict=True))
+                below.plot(steps, [statistics.fmean(step) for step in steps_apart], color=color,
                            linewidth=1.2)  # fmt: skip
-                below.fill_between(steps, [min(step) for step in each],
-                                   [max(step) for step in each], color=color, alpha=0.12,
+                below.fill_between(steps, [min(step) for step in steps_apart],
+                                   [max(step) for step in steps_apart], color=color, alpha=0.12,
                                    linewidth=0)  # fmt: skip
             exact_by_step = list(zip(*curves["fp32"], strict=True))
             above.fill_between(range(1, len(exact_by_step) + 1), [min(s) for s in exact_by_step],
@@ -180,7 +180,7 @@ def main() -> None:
     report.progress("")
     show(results, options)
     rows = [
-        {way: [" ".join(map(str, one)) for one in some] for way, some in result["losses"].items()}
+        {way: [" ".join(map(str, run)) for run in some] for way, some in result["losses"].items()}
         for result in results
     ]  # a line a training
     body = {"machine": machine, "ranks": options.ranks, "steps": options.steps}

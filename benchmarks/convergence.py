@@ -30,7 +30,7 @@ MODELS = {"small": [64, 128, 128, 10], "large": [64, 2048, 2048, 10]}  # widths
 SHARE = {"small": 5, "large": 1}  # steps of each, over --steps
 BATCH = 64  # images a step, on all ranks together
 SMOOTHED = 10  # steps over which a loss is averaged before it is compared with --loss
-ROUNDING = 1e-2  # relative, of a loss: what the order of additions may grow to in a training
+ROUNDING = 1e-2  # relative: so much the order of additions may change a loss in a training
 
 
 # ---- a rank
@@ -186,7 +186,7 @@ def draw(results: list[dict[str, Any]], path: Path, title: str) -> None:
             for backend, color in zip(BACKENDS, COLORS, strict=False):
                 trainings = result["rounds"][backend]
                 loss = smoothed(trainings[0]["losses"])
-                by_step = list(zip(*(one["seconds"] for one in trainings), strict=True))
+                by_step = list(zip(*(training["seconds"] for training in trainings), strict=True))
                 low, high = [min(step) for step in by_step], [max(step) for step in by_step]
                 panel.fill_betweenx(loss, low, high, color=color, alpha=0.15, linewidth=0)
                 middle = [statistics.median(step) for step in by_step]

@@ -36,10 +36,10 @@ def run(hosts: Hosts, way: str, options: argparse.Namespace, rest: list[str]) ->
     """Return the final loss, and the seconds of an outer step."""
     command = [sys.executable, str(ROOT / "examples" / "diloco.py"), *WAYS[way], *rest]
     ranks = hosts.run_ranks([*command, *SETTINGS, *rest], 1, timeout=options.deadline)
-    found = END.search(ranks[0].output)
-    if found is None or any(rank.returncode for rank in ranks):
+    match = END.search(ranks[0].output)
+    if match is None or any(rank.returncode for rank in ranks):
         sys.exit("\n".join(rank.output for rank in ranks))
-    return float(found[1]), float(found[2])
+    return float(match[1]), float(match[2])
 
 
 def main() -> None:

@@ -74,7 +74,7 @@ def join_one(some: Trainees, alive: list[int]) -> dict[str, float]:
 
 
 def changes(ranks: int, rounds: int, seed: int) -> dict[str, list[float]]:
-    chance, found = random.Random(seed), dict[str, list[float]]()
+    chance, seconds = random.Random(seed), dict[str, list[float]]()
     with trainees(ranks, epochs=1 << 30, pause=PAUSE) as some:
         alive = list(range(ranks))
         some.await_events(alive, "step", 20)
@@ -82,9 +82,9 @@ def changes(ranks: int, rounds: int, seed: int) -> dict[str, list[float]]:
             report.progress(f"kill and join {round_ + 1} of {rounds}")
             figures = kill_one(some, alive, chance) | join_one(some, alive)
             for name, value in figures.items():
-                found.setdefault(name, []).append(value)
+                seconds.setdefault(name, []).append(value)
     report.progress("")
-    return found
+    return seconds
 
 
 def cost(plan: Plan, log: Log) -> None:
@@ -142,9 +142,9 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args()
-    found = changes(options.ranks, options.rounds, options.seed)
-    found["cost"] = costs(2, PAUSE)
-    found["least"] = costs(2, 0.0)
+    figures = changes(options.ranks, options.rounds, options.seed)
+    figures["cost"] = costs(2, PAUSE)
+    figures["least"] = costs(2, 0.0)
     rows = (
         ("kill -9 to the new group", "works", "ms"),
         ("kill -9 to the next step", "commits", "ms"),
@@ -155,8 +155,8 @@ def main() -> None:
     )
     print(f"{options.ranks} ranks, steps of {PAUSE * 1e3:.0f} ms, {options.rounds} rounds: ")
     for text, name, unit in rows:
-        print(f"  {text:36}{show(found[name], unit)}")
-    report.write_json(options.json, "elastic", {"machine": report.machine(), "figures": found})
+        print(f"  {text:36}{show(figures[name], unit)}")
+    report.write_json(options.json, "elastic", {"machine": report.machine(), "figures": figures})
 
 
 if __name__ == "__main__":

@@ -75,9 +75,9 @@ def join(place: Site, alive: dict[int, int], host: int) -> None:
 
 def measure(rounds: int, seed: int, silence: int, beside: list[int]) -> dict[str, list[float]]:
     """Return what each loss cost, in ms; `beside` are the hosts of further ranks, which stay."""
-    chance, found = random.Random(seed), dict[str, list[float]](killed=[], silent=[])
+    chance, lost = random.Random(seed), dict[str, list[float]](killed=[], silent=[])
     if beside:
-        found = {"killed": []}
+        lost = {"killed": []}
     settings = {"RINGCOMM_RESUME_SECONDS": str(silence), "RES_OPTIONS": "timeout:1 attempts:1"}
     plan: dict[str, Any] = {"epochs": 1 << 30, "dead_after": float(silence), "settings": settings}
     with (
@@ -87,13 +87,13 @@ def measure(rounds: int, seed: int, silence: int, beside: list[int]) -> dict[str
         alive = dict(enumerate(place.start(*range(HOSTS), *beside)))
         for round_ in range(rounds):
             report.progress(f"round {round_ + 1} of {rounds}")
-            for name in found:
+            for name in lost:
                 time.sleep(chance.uniform(0.0, 0.05))  # at any place of a step
                 host = chance.randrange(1, HOSTS)
-                found[name].append(lose(place, alive, host, name == "silent"))
+                lost[name].append(lose(place, alive, host, name == "silent"))
                 join(place, alive, host)
     report.progress("")
-    return found
+    return lost
 
 
 def main() -> None:
@@ -104,13 +104,13 @@ def main() -> None:
     options = parser.parse_args()
     if reason := missing():
         parser.error(reason)
-    found = measure(options.rounds, options.seed, options.silence, [])
+    lost = measure(options.rounds, options.seed, options.silence, [])
     beside = measure(options.rounds, options.seed, options.silence, [1, 2])["killed"]
     print(f"{HOSTS} hosts, a rank each, steps of {PAUSE * 1e3:.0f} ms, {options.rounds} rounds:")
-    print(f"  {'kill -9 on another host':36}{show(found['killed'], 'ms')}")
+    print(f"  {'kill -9 on another host':36}{show(lost['killed'], 'ms')}")
     print(f"  {'the same, beside another rank':36}{show(beside, 'ms')}")
-    print(f"  {f'a host silent for {options.silence:g} s':36}{show(found['silent'], 'ms')}")
-    figures = {**found, "beside": beside}
+    print(f"  {f'a host silent for {options.silence:g} s':36}{show(lost['silent'], 'ms')}")
+    figures = {**lost, "beside": beside}
     record = {"machine": report.machine(), "silence": options.silence, "figures": figures}
     report.write_json(options.json, "elastic hosts", record)
 

@@ -61,7 +61,7 @@ def main() -> None:
     if options.tls:
         os.environ.update(RINGCOMM_TLS="on", RINGCOMM_SECRET="of this table")
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # programs of the rows inherit it
-    facts, found, rows = report.machine(), [], []
+    facts, told, rows = report.machine(), [], []
     for fault in chosen(options):
         verdicts: dict[str, Verdict] = {}
         for backend in options.backends:
@@ -73,9 +73,9 @@ def main() -> None:
             row = {"fault": fault.name, "done": fault.done, "wanted": fault.wanted}
             took = round(seconds, 1)
             rows.append({**row, "backend": backend, **dataclasses.asdict(verdict), "seconds": took})
-        found.append((fault, verdicts))
+        told.append((fault, verdicts))
     report.progress("")
-    print(table(found))
+    print(table(told))
     asked = {name: getattr(options, name) for name in ("long", "seed", "wan", "tls")}
     body = {"machine": facts, **asked, "rows": rows}
     report.write_json(options.json, "faults", body)

@@ -36,7 +36,7 @@ from gpu.stages import RANKS, ROOT, STAGES, Settings, Stage
 from lab import machine, words
 
 SIMULATED = ROOT / "build" / "tests" / "libringcomm_sim.so"
-LAST_SECONDS = 8.0  # of --minutes, to end a stage and to write the archive
+LAST_SECONDS = 8.0  # within --minutes, to end a stage and to write the archive
 AT_ONCE = 8  # stages of --short
 
 
@@ -104,7 +104,7 @@ def settings_of(options: argparse.Namespace, folder: Path) -> Settings:
 
 
 def stages_of(options: argparse.Namespace, settings: Settings) -> list[Stage]:
-    """Return the stages to run, in order. What has to be built is built first."""
+    """Return the stages to run, in order. Those that build come first."""
     ranks: list[int] = options.ranks or settings.pick(RANKS, [2, 4], [2])
     stages = gpu.stages.chosen(options.only, options.without, ranks)
     build = gpu.stages.by_name("build")

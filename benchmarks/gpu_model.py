@@ -59,7 +59,7 @@ def by_model(collective: str, ranks: int, size: int, nvlink: bool, capability: i
     """Return the kernel that is chosen, and the seconds of all, for bytes of the larger buffer."""
     shard = size // ranks if collective in cases.IN_PARTS else size
     kernel, seconds = _C.kernel_seconds(collective, ranks, shard, nvlink, capability)
-    return kernel, {name: LAUNCH + one for name, one in seconds.items()}
+    return kernel, {name: LAUNCH + kernel_seconds for name, kernel_seconds in seconds.items()}
 
 
 def row_of(options: argparse.Namespace, size: int) -> dict[str, Any]:
@@ -94,12 +94,12 @@ def needed(options: argparse.Namespace, kernel: str, size: int, allowed: float) 
 
 def anchors(options: argparse.Namespace) -> list[dict[str, Any]]:
     """Return what others measured, beside the model."""
-    found = []
-    for one in ANCHORS:
-        _, seconds = by_model("all_reduce", one.ranks, one.bytes, True, 90)
-        told = seconds[one.kernel]
-        found.append({**one._asdict(), "model_seconds": told, "ratio": one.seconds / told})
-    return found if options.nvlink and options.capability == 90 else []
+    rows = []
+    for anchor in ANCHORS:
+        _, seconds = by_model("all_reduce", anchor.ranks, anchor.bytes, True, 90)
+        told = seconds[anchor.kernel]
+        rows.append({**anchor._asdict(), "model_seconds": told, "ratio": anchor.seconds / told})
+    return rows if options.nvlink and options.capability == 90 else []
 
 
 def told(row: dict[str, Any]) -> list[str]:
@@ -144,13 +144,13 @@ def run(options: argparse.Namespace) -> None:
         ]
         cells = [
             [
-                *(one["kernel"], str(one["ranks"]), report.show_size(one["bytes"])),
-                *(report.show_time(one["seconds"]), report.show_time(one["model_seconds"])),
-                f"{one['ratio']:.2f}",
-                report.show_time(one["nccl"]) if one["nccl"] else "-",
-                one["source"],
+                *(row["kernel"], str(row["ranks"]), report.show_size(row["bytes"])),
+                *(report.show_time(row["seconds"]), report.show_time(row["model_seconds"])),
+                f"{row['ratio']:.2f}",
+                report.show_time(row["nccl"]) if row["nccl"] else "-",
+                row["source"],
             ]
-            for one in others
+            for row in others
         ]
         report.print_table(head, cells, options.markdown)
     chosen = {name: getattr(options, name) for name in ("collective", "ranks", "capability")}

@@ -56,8 +56,8 @@ def footprint() -> dict[str, float]:
 
 
 def number_after(word: str, text: str) -> int:
-    found = re.search(rf"^{word}\s+(\d+)", text, re.MULTILINE)
-    return int(found[1]) if found else 0
+    match = re.search(rf"^{word}\s+(\d+)", text, re.MULTILINE)
+    return int(match[1]) if match else 0
 
 
 def shared_memory(smaps: str) -> tuple[int, int]:

@@ -158,9 +158,9 @@ class Ladder:
             both = self.top[rung](all_reduce, size, calls)
         else:
             both = self.top[rung](exchange, pattern, size, calls)
-        user, system = sum(one.user for one in both), sum(one.system for one in both)
+        user, system = sum(s.user for s in both), sum(s.system for s in both)
         first = both[0].seconds
-        slowest = max(one.seconds for one in both)
+        slowest = max(s.seconds for s in both)
         return Sample(slowest if pattern == "all_reduce" else first, user, system)
 
     def measure(self, pattern: str, size: int) -> dict[str, Any]:
@@ -191,14 +191,14 @@ def summary(
 ) -> dict[str, Any]:
     """Return medians, spreads and prices, and processor time a call and a GB."""
     busy = {
-        rung: report.Spread.of([(one.user + one.system) / calls[rung] for one in some])
+        rung: report.Spread.of([(s.user + s.system) / calls[rung] for s in some])
         for rung, some in rounds.items()
     }
     user = {r: statistics.median(s.user / calls[r] for s in some) for r, some in rounds.items()}
-    moved = size * (1 if pattern == "stream" else 2)  # of a call, in both directions
+    moved = size * (1 if pattern == "stream" else 2)  # per call, in both directions
     seconds = {rung: [sample.seconds for sample in some] for rung, some in rounds.items()}
     return {
-        "rounds": {rung: [one._asdict() for one in some] for rung, some in rounds.items()},
+        "rounds": {rung: [s._asdict() for s in some] for rung, some in rounds.items()},
         **medians(seconds, [rung for rung in rounds if rung != "gloo"]),
         "cpu_s_a_call": {rung: spread.median for rung, spread in busy.items()},
         "cpu_low_s": {rung: spread.low for rung, spread in busy.items()},

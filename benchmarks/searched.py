@@ -48,7 +48,7 @@ class Case(NamedTuple):
 
 def cases(options: argparse.Namespace) -> list[Case]:
     sizes = [parse_size(word) for word in options.sizes.split(",")]
-    return [Case(one, size) for one in options.collectives.split(",") for size in sizes]
+    return [Case(name, size) for name in options.collectives.split(",") for size in sizes]
 
 
 def rounded(size: int, ranks: int) -> int:
@@ -141,12 +141,12 @@ def write_plans(where: Topology, options: argparse.Namespace, folder: str) -> li
     for case in cases(options):
         size = rounded(case.bytes, len(where.hosts))
         task = Task(case.collective, size, 0, where, Network())
-        found = tries.search(task, CHUNKS, TRIES, 0)
-        text = writing.text_of(found.form, found.steps, f"{case.collective} on {where.name}.")
+        best = tries.search(task, CHUNKS, TRIES, 0)
+        text = writing.text_of(best.form, best.steps, f"{case.collective} on {where.name}.")
         Path(f"{folder}/found_{case.collective}_{case.bytes}.py").write_text(text)
         ring = ring_of(tries.library(task)).seconds
-        simulated = {RING: ring, FOUND: found.seconds}
-        parts = found.form.parts
+        simulated = {RING: ring, FOUND: best.seconds}
+        parts = best.form.parts
         rows.append({**case._asdict(), "bytes": size, "parts": parts, "simulated": simulated})
     return rows
 

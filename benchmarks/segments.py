@@ -48,9 +48,9 @@ def run(options: argparse.Namespace) -> None:
     for figures in sizes:
         spreads = [report.Spread.of(times) for times in figures["rounds_s"].values()]
         cells = [
-            f"{report.show_time(each.median)} "
-            f"[{report.show_time(each.low)}-{report.show_time(each.high)}]"
-            for each in spreads
+            f"{report.show_time(spread.median)} "
+            f"[{report.show_time(spread.low)}-{report.show_time(spread.high)}]"
+            for spread in spreads
         ]
         rows.append([report.show_size(figures["bytes"]), *cells])
     report.print_table(head, rows, options.markdown)

@@ -84,20 +84,20 @@ def measure(ranks: Measured, options: argparse.Namespace, what: str, size: int) 
 
 
 def run(options: argparse.Namespace) -> None:
-    machine, found = report.machine(), []
+    machine, measured = report.machine(), []
     for size in options.ranks:
         with Measured(size, "ringcomm", options.deadline) as ranks:
             ranks(enter, 2 * max(options.sizes))
-            found += [
+            measured += [
                 measure(ranks, options, what, n) for what in COLLECTIVES for n in options.sizes
             ]
     rows = []
-    for figures in found:
+    for figures in measured:
         spreads = [report.Spread.of(figures["turns_s"][kind]) for kind in KINDS]
         times = [
-            f"{report.show_time(each.median)} "
-            f"({report.show_time(each.low)} to {report.show_time(each.high)})"
-            for each in spreads
+            f"{report.show_time(spread.median)} "
+            f"({report.show_time(spread.low)} to {report.show_time(spread.high)})"
+            for spread in spreads
         ]
         bytes_, ratio = report.show_size(figures["bytes"]), f"{figures['ratio']:.2f}"
         rows.append([str(figures["ranks"]), figures["collective"], bytes_, *times, ratio])
@@ -105,7 +105,7 @@ def run(options: argparse.Namespace) -> None:
         f"float32, µs, median and range of {options.turns} turns; load {os.getloadavg()[0]:.1f}\n"
     )
     report.print_table(["ranks", "collective", "bytes", *KINDS, "ratio"], rows, options.markdown)
-    report.write_json(options.json, "shared_buffers", {"machine": machine, "figures": found})
+    report.write_json(options.json, "shared_buffers", {"machine": machine, "figures": measured})
 
 
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:

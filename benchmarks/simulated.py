@@ -43,7 +43,7 @@ ALGORITHMS = {
     "broadcast": ("ring", "tree"),
 }
 AHEAD = 0.012  # seconds between the word to begin and the beginning
-# What a training has after some steps: windows that do not limit, and no slow begin.
+# The state of TCP after some steps of a training: windows that do not limit, and no slow begin.
 TCP = (
     "net.ipv4.tcp_slow_start_after_idle=0",
     "net.ipv4.tcp_rmem=4096 8388608 33554432",
@@ -150,8 +150,8 @@ def measure(hosts: Hosts, script: str) -> list[list[float]]:
     lines = [line for line in first.output.splitlines() if line.startswith("[[")]
     if not lines:
         sys.exit(first.output)
-    found: list[list[float]] = json.loads(lines[-1])
-    return found
+    seconds: list[list[float]] = json.loads(lines[-1])
+    return seconds
 
 
 def simulated(case: Case, hosts: int, fabrics: costs.Fabrics) -> float:
@@ -179,7 +179,7 @@ def tell(rows: list[dict[str, Any]]) -> None:
     """By the median of the turns, and by the fastest, which nothing has disturbed."""
     for name, pick in (("median", statistics.median), ("fastest", min)):
         off = [abs(row["simulated"] / pick(row["measured"]) - 1) for row in rows]
-        within = sum(one <= 0.15 for one in off)
+        within = sum(error <= 0.15 for error in off)
         middle, worst = statistics.median(off), max(off)
         text = f"{within} of {len(off)} within 15 %; in the middle {middle:.1%}, worst {worst:.1%}"
         print(f"by the {name} of the turns: {text}")

@@ -115,7 +115,7 @@ def run(options: argparse.Namespace) -> None:
             seconds = 60 * options.minutes / slices
             calls += ranks(some_calls, options.seed + number, seconds, seconds=seconds + 120)[0]
             seen = ranks(look)
-            looks.append({key: max(each[key] for each in seen) for key in seen[0]})
+            looks.append({key: max(rank[key] for rank in seen) for key in seen[0]})
             report.progress(f"{number + 1} of {slices}, {calls} calls ")
     report.progress("")
     grown = growth(looks)

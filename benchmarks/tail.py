@@ -20,7 +20,7 @@ from lab.benchmark import Measured
 from lab.ranks import Rank
 from ringcomm.tools.bench import cases
 from ringcomm.tools.bench.collectives import time_calls
-from ringcomm.tools.bench.sample import Job
+from ringcomm.tools.bench.sample import Workload
 
 TURN = 10_000  # calls
 QUANTILES = {"median": 0.5, "p99": 0.99, "p99.9": 0.999, "p99.99": 0.9999, "slowest": 1.0}
@@ -29,8 +29,8 @@ QUANTILES = {"median": 0.5, "p99": 0.99, "p99.9": 0.999, "p99.99": 0.9999, "slow
 def time_turn(rank: Rank, size: int, calls: int) -> bytes:
     """Return the seconds of each call, as the bytes of doubles."""
     count = cases.elements("all_reduce", size, rank.size)
-    job = Job("all_reduce", count, rank.size, cases.Form(in_place=True))
-    return array("d", time_calls(rank, job, calls)).tobytes()
+    workload = Workload("all_reduce", count, rank.size, cases.Form(in_place=True))
+    return array("d", time_calls(rank, workload, calls)).tobytes()
 
 
 def turn(ranks: Measured, size: int, calls: int) -> list[float]:

@@ -26,7 +26,7 @@ from ringcomm._network.costs import DEFAULT, Costs, Fabrics
 
 LOCAL = 8  # ranks of a host, where there are more than so many
 SIZES = [8, 4096, 262144]
-TRIES = 5  # of what the model's costs come from
+TRIES = 5  # for each measurement that the model's costs come from
 # The same peers for every size and root; then those that talk to all.
 SPARSE = "all_reduce,reduce_scatter,all_gather,broadcast,reduce,barrier"
 DENSE = "scatter,gather,all_to_all,messages"
@@ -60,7 +60,7 @@ def measure(hosts: Hosts | None, ranks: int, options: argparse.Namespace, only: 
     start, meeting = answer.stage("start"), answer.stage("meeting")
     row: Row = {"meeting_s": meeting["seconds"], "failed": [], "stages": []}
     if not answer.ok:
-        row["failed"] = sorted({one["text"][:300] for one in answer.errors})[:3]
+        row["failed"] = sorted({error["text"][:300] for error in answer.errors})[:3]
     for stage in answer.body["stages"][1:]:
         figures = {name: stage[name]["most"] - start[name]["most"] for name in FIGURES}
         named = {name: stage[name] for name in ("name", "algorithm", "seconds")}
@@ -104,17 +104,17 @@ def show(rows: list[Row], first: bool) -> None:
 
 def times(row: Row) -> dict[int, tuple[str, float]]:
     """Return algorithm and seconds of an all_reduce, by bytes."""
-    found = {}
+    by_size = {}
     for stage in row["stages"]:
         name, _, size = stage["name"].partition("/")
         if name == "all_reduce":
-            found[int(size)] = stage["algorithm"], stage["seconds"]
-    return found
+            by_size[int(size)] = stage["algorithm"], stage["seconds"]
+    return by_size
 
 
 def fastest(tries: list[dict[int, tuple[str, float]]]) -> dict[int, tuple[str, float]]:
     """Return the fastest of some measurements: what else runs makes them slower, never faster."""
-    return {size: min((one[size] for one in tries), key=lambda pair: pair[1]) for size in tries[0]}
+    return {size: min((t[size] for t in tries), key=lambda pair: pair[1]) for size in tries[0]}
 
 
 def fitted(measured: dict[int, tuple[str, float]], memory: bool) -> Costs:
@@ -124,9 +124,9 @@ def fitted(measured: dict[int, tuple[str, float]], memory: bool) -> Costs:
     added: dict[int, float] = {}
     for size, (algorithm, _) in measured.items():
         hosts = 1 if memory and algorithm == "direct" else 2
-        for found, cost in ((rounds, "alpha"), (sent, "beta"), (added, "gamma")):
+        for units, cost in ((rounds, "alpha"), (sent, "beta"), (added, "gamma")):
             unit = NOTHING._replace(**{cost: 1.0})
-            found[size] = seconds("all_reduce", algorithm, size, 2, hosts, unit, unit)
+            units[size] = seconds("all_reduce", algorithm, size, 2, hosts, unit, unit)
     least, most = min(measured), max(measured)
     gamma = DEFAULT.memory.gamma
     alpha = measured[least][1] / rounds[least]
@@ -164,12 +164,12 @@ def hold_model(rows: list[Row], options: argparse.Namespace) -> dict[str, Any]:
                 }
             )
     print(f"\nmodel with memory {fabrics.memory}, network {fabrics.network}")
-    for one in held:
+    for case in held:
         print(
-            f"{one['ranks']:6} ranks {one['bytes']:8} B {one['algorithm']:14}"
-            f" measured {1e3 * one['measured_s']:10.3f} ms  model {1e3 * one['model_s']:10.3f} ms"
-            f"  on {options.cores} cores {1e3 * one['crowded_s']:10.3f} ms"
-            f"  ratio {one['measured_s'] / one['crowded_s']:.2f}"
+            f"{case['ranks']:6} ranks {case['bytes']:8} B {case['algorithm']:14}"
+            f" measured {1e3 * case['measured_s']:10.3f} ms  model {1e3 * case['model_s']:10.3f} ms"
+            f"  on {options.cores} cores {1e3 * case['crowded_s']:10.3f} ms"
+            f"  ratio {case['measured_s'] / case['crowded_s']:.2f}"
         )
     names = ("memory", "network")
     return {

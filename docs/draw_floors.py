@@ -51,15 +51,15 @@ WIDTH, BOX, HEIGHT, GAP = 760, 220, 54, 46
 
 def includes() -> Counter[tuple[str, str]]:
     """How many files of one folder include something of another."""
-    found: Counter[tuple[str, str]] = Counter()
+    arrows: Counter[tuple[str, str]] = Counter()
     for path in sorted(CSRC.rglob("*")):
         if path.suffix not in {".h", ".cc", ".cu"}:
             continue
         here = path.relative_to(CSRC).parts[0]
         text = path.read_text()
         there = set(re.findall(r'^#include "(\w+)/', text, re.MULTILINE)) - {here}
-        found.update((here, folder) for folder in there)
-    return found
+        arrows.update((here, folder) for folder in there)
+    return arrows
 
 
 def places() -> dict[str, tuple[int, int]]:

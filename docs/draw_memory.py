@@ -27,7 +27,7 @@ Strip = list[tuple[str, int, str]]
 SEGMENT: Strip = [
     ("", 8 * KIB, "owner"),
     ("", 4 * KIB, "peer"),
-    ("", 1024 * KIB + 256, "unused"),  # of the rank for itself, as its own inbox is
+    ("", 1024 * KIB + 256, "unused"),  # the rank's own, as its own inbox is
     ("mailbox: 1 MiB", 1028 * KIB - 256, "peer"),
     ("", 160 * KIB, "both"),
     *HALF,

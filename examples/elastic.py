@@ -23,7 +23,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import ringcomm.elastic as elastic
 
-ENOUGH = 0.9  # of the test digits
+ENOUGH = 0.9  # so many of the test digits
 
 
 def digits() -> tuple[TensorDataset, TensorDataset]:

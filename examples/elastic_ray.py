@@ -60,7 +60,7 @@ def main() -> int:
     actor: Any = Trainer  # the decorator has made more of it
     actors = [actor.options(name=f"rank{index}").remote() for index in range(options.ranks)]
     arguments = ["--ranks", str(options.ranks), *others]
-    codes = ends([each.train.remote(address, arguments) for each in actors])
+    codes = ends([trainer.train.remote(address, arguments) for trainer in actors])
     ray.shutdown()  # before the store goes
     return max(codes, default=1)
 

@@ -26,7 +26,7 @@ HOST = "127.0.0.1"
 
 @dataclass
 class Place:
-    """Who meets, and what is free to meet at."""
+    """A rank of the group, and a free port or file where ranks can meet."""
 
     rank: int
     ranks: int

@@ -75,7 +75,7 @@ def start_rpc(rank: int, ranks: int) -> None:
 
 
 def train(server: "rpc.RRef[Server]", steps: int) -> tuple[list[torch.Tensor], bool]:
-    """What rank 0 has every rank do; return the last parameters, and whether all have them."""
+    """Train on this rank, as rank 0 asks; return the last parameters, and whether all have them."""
     model = network()
     for step in range(steps):
         model.zero_grad()

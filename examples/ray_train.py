@@ -33,7 +33,7 @@ def set_up_worker() -> None:
 
 
 def train(settings: dict[str, Any]) -> None:
-    """What each worker runs. The process group is there already, and Ray destroys it."""
+    """Run in each worker. The process group is there already, and Ray destroys it."""
     sys.path.insert(0, settings["folder"])
     import torch
     import torch.distributed as dist

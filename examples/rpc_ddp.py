@@ -75,7 +75,7 @@ def start_rpc(rank: int, ranks: int) -> None:
 
 
 def train(table: "rpc.RRef[Table]", steps: int) -> list[torch.Tensor]:
-    """What each trainer does; return the parameters of the dense layers."""
+    """Run a trainer; return the parameters of the dense layers."""
     trainers = GROUPS["trainers"]
     model = DistributedDataParallel(dense(), process_group=trainers)
     parameters = [table.rpc_sync().weight()] + [rpc.RRef(p) for p in model.parameters()]
@@ -86,7 +86,7 @@ def train(table: "rpc.RRef[Table]", steps: int) -> list[torch.Tensor]:
             loss = nn.functional.mse_loss(model(table.rpc_sync().look_up(words)), labels)
             autograd.backward(context, [loss])
             dist.barrier(group=trainers)  # all have looked up before anybody changes the table
-            for turn in range(dist.get_world_size(trainers)):  # of two at once, one may be lost
+            for turn in range(dist.get_world_size(trainers)):  # two at once may lose one
                 if turn == dist.get_rank(trainers):
                     optimizer.step(context)
                 dist.barrier(group=trainers)

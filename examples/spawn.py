@@ -28,7 +28,7 @@ def free_port() -> int:
 
 
 def worker(rank: int, ranks: int, port: int, options: argparse.Namespace) -> None:
-    """What one rank does; `spawn` gives it its number."""
+    """Run one rank; `spawn` gives it its number."""
     dist.init_process_group(
         options.backend,
         init_method=f"tcp://127.0.0.1:{port}",

@@ -20,7 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 from tqdm import tqdm
 
-ENOUGH = 0.95  # of the test digits
+ENOUGH = 0.95  # so many of the test digits
 
 
 def digits(seed: int) -> tuple[TensorDataset, TensorDataset]:

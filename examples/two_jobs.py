@@ -45,8 +45,8 @@ def both(options: argparse.Namespace) -> int:
     return 0
 
 
-def one(options: argparse.Namespace) -> int:
-    """What each rank of a job does."""
+def one_job(options: argparse.Namespace) -> int:
+    """Run one rank of a job."""
     dist.init_process_group(options.backend, timeout=timedelta(seconds=60))
     rank, ranks = dist.get_rank(), dist.get_world_size()
     (options.folder / f"{options.job}-{rank}").touch()
@@ -78,7 +78,7 @@ def main() -> int:
     parser.add_argument("--job", choices=JOBS, help=argparse.SUPPRESS)
     parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
-    return one(options) if options.job else both(options)
+    return one_job(options) if options.job else both(options)
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ faults           the fault table: its rows, and the programs that they run
 
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent  # of the repository
+ROOT = Path(__file__).resolve().parent.parent  # the repository
 # Where `python -m lab.…` runs: the root, or benchmarks/ for what is started there. So the root's
 # folder ringcomm/ does not hide an installed one.
 START = Path(__file__).parent.parent

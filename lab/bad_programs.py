@@ -89,7 +89,7 @@ def misuses(world: elastic.World, log: Log) -> None:
     refused(log, "early checkpoint", lambda: world.checkpoint("nowhere", every=1))
     refused(log, "stateless", lambda: world.track(thing=object()))  # type: ignore[arg-type]
     refused(log, "zero", lambda: world.track(opt=_zero(line)))
-    refused(log, "two samplers", lambda: world.track(one=line.sampler, two=other))
+    refused(log, "two samplers", lambda: world.track(first=line.sampler, two=other))
     line.track()
     refused(log, "track twice", lambda: world.track(model=line.model))
     before = line.bits()

@@ -1,4 +1,4 @@
-"""How the script of a benchmark runs; what it measures with is `ringcomm.tools.bench.measured`."""
+"""How the script of a benchmark runs; `ringcomm.tools.bench.measured` takes its measurements."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ __all__ = [
 
 
 def main(run: Callable[[Any], None], options: Any) -> int:
-    """Run a benchmark; returns its exit status. What a rank met is told in its own words."""
+    """Run a benchmark; returns its exit status. A rank's error is told in its own words."""
     try:
         run(options)
     except (BenchmarkError, RankError) as error:

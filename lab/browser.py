@@ -47,7 +47,7 @@ def picture(
         frame.unlink()
 
 
-def contrast(one: str, other: str) -> float:
+def contrast(front: str, back: str) -> float:
     """Return the contrast of two colors, "#0072b2", as WCAG 2 counts it: from 1 to 21."""
 
     def lightness(color: str) -> float:
@@ -57,5 +57,5 @@ def contrast(one: str, other: str) -> float:
         )
         return 0.2126 * red + 0.7152 * green + 0.0722 * blue
 
-    low, high = sorted((lightness(one), lightness(other)))
+    low, high = sorted((lightness(front), lightness(back)))
     return (high + 0.05) / (low + 0.05)

@@ -31,8 +31,8 @@ class Given:
     count: int = 12
     op: str = "SUM"
     root: int = 0
-    cut: tuple[int, ...] = ()  # of a list, of `count` elements in all
-    types: tuple[torch.dtype, ...] = ()  # of a list
+    cut: tuple[int, ...] = ()  # for a list, of `count` elements in all
+    types: tuple[torch.dtype, ...] = ()  # for a list
     splits: tuple[int, ...] = ()  # what each rank gets, or gives
     dims: int = 1  # sparse ones
     format: str = "int8"
@@ -61,11 +61,11 @@ class Given:
     def empty(self, count: int, dtype: torch.dtype | None = None) -> Tensor:
         return torch.zeros(count, dtype=torch.uint8).to(dtype or self.dtype)
 
-    def reduced(self, each: list[Tensor]) -> Tensor:
-        stacked = torch.stack(each).to(torch.float64)
+    def reduced(self, tensors: list[Tensor]) -> Tensor:
+        stacked = torch.stack(tensors).to(torch.float64)
         if self.op == "SUM":
-            return stacked.sum(0).to(each[0].dtype)
-        return (stacked.amax(0) if self.op == "MAX" else stacked.amin(0)).to(each[0].dtype)
+            return stacked.sum(0).to(tensors[0].dtype)
+        return (stacked.amax(0) if self.op == "MAX" else stacked.amin(0)).to(tensors[0].dtype)
 
     @property
     def ranks(self) -> range:
@@ -174,7 +174,7 @@ def gathers_into_tensors(a: Given) -> Results:
     mine = parts(a, a.rank)
     out = [p.new_zeros(a.size * p.numel()) for p in mine]
     a.group.allgather_into_tensor_coalesced(out, mine).wait()
-    wanted = [torch.cat(each) for each in zip(*(parts(a, r) for r in a.ranks), strict=True)]
+    wanted = [torch.cat(shards) for shards in zip(*(parts(a, r) for r in a.ranks), strict=True)]
     return list(zip(out, wanted, strict=True))
 
 
@@ -224,8 +224,8 @@ def scatter_sum(scatter: Any) -> Callable[[Given], Results]:
 
 def exchanged(a: Given) -> tuple[list[int], Tensor]:
     """Rank r gives each other rank splits[r] elements: what comes here."""
-    each = [a.of(r, a.splits[r] * a.size)[a.rank * a.splits[r] :][: a.splits[r]] for r in a.ranks]
-    return list(a.splits), torch.cat(each)
+    shards = [a.of(r, a.splits[r] * a.size)[a.rank * a.splits[r] :][: a.splits[r]] for r in a.ranks]
+    return list(a.splits), torch.cat(shards)
 
 
 def all_to_all_single(a: Given) -> Results:

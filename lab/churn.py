@@ -59,7 +59,7 @@ class Script:
     @classmethod
     def from_text(cls, text: str) -> Script:
         fields = json.loads(text)
-        exits = {int(number): Exit(**each) for number, each in fields.pop("exits").items()}
+        exits = {int(number): Exit(**given) for number, given in fields.pop("exits").items()}
         joins = {int(step): numbers for step, numbers in fields.pop("joins").items()}
         return cls(**fields, joins=joins, exits=exits)
 
@@ -73,13 +73,13 @@ class Script:
 
 def decisions(some: Trainees) -> list[dict[str, Any]]:
     """Return the decisions, by epoch. Raises AssertionError where ranks saw different decisions."""
-    found: dict[int, dict[str, Any]] = {}
+    by_epoch: dict[int, dict[str, Any]] = {}
     for event in some.all_events("decided"):
         same = {name: event[name] for name in ("epoch", "commits", "members", "guests")}
-        assert found.setdefault(event["epoch"], same) == same, (found[event["epoch"]], event)
-    epochs = sorted(found)
+        assert by_epoch.setdefault(event["epoch"], same) == same, (by_epoch[event["epoch"]], event)
+    epochs = sorted(by_epoch)
     assert epochs == list(range(1, len(epochs) + 1)), "an epoch is missing"
-    return [found[epoch] for epoch in epochs]
+    return [by_epoch[epoch] for epoch in epochs]
 
 
 def script_of(some: Trainees, founders: int) -> Script:
@@ -104,7 +104,7 @@ def script_of(some: Trainees, founders: int) -> Script:
         if set(now) != set(members):
             seen[step] += 1
         members = now
-    changed = {each.step for each in script.exits.values()} | set(script.joins)
+    changed = {exit_.step for exit_ in script.exits.values()} | set(script.joins)
     script.failures = sorted(set(script.failures) - changed)
     for number in members:
         end = some.events(number, "end")[0]
@@ -197,8 +197,8 @@ class Actor:
         while time.monotonic() < deadline:
             keys = changes.epochs.home.keys
             came = rendezvous.answers(keys, rendezvous.call(keys, "join"), 8)
-            if sorted(each.rank for each in came) == guests:
-                changes.watch._guests = sorted(came, key=lambda each: each.rank)
+            if sorted(guest.rank for guest in came) == guests:
+                changes.watch._guests = sorted(came, key=lambda guest: guest.rank)
                 return
         raise TimeoutError(f"guests {guests} did not come")
 

@@ -157,7 +157,7 @@ def run(world: elastic.World, log: Log, make: Callable[[Course], Training], plac
 
 
 def _buffers(training: Training) -> list[torch.Tensor]:
-    modules = [each for each in training.tracked.values() if isinstance(each, torch.nn.Module)]
+    modules = [m for m in training.tracked.values() if isinstance(m, torch.nn.Module)]
     return [buffer for module in modules for buffer in module.buffers()]
 
 

@@ -43,7 +43,7 @@ class Browser:
         self.number = 0
         self.session = ""
         pages = self.ask("Target.getTargets")["targetInfos"]
-        page = next(one["targetId"] for one in pages if one["type"] == "page")
+        page = next(target["targetId"] for target in pages if target["type"] == "page")
         self.session = self.ask("Target.attachToTarget", targetId=page, flatten=True)["sessionId"]
         return self
 
@@ -93,7 +93,7 @@ class Browser:
         return message
 
     def run(self, script: str) -> Any:
-        """Return the value of an expression in the page; of a promise, what it comes to.
+        """Return the value of an expression in the page; of a promise, its result.
 
         Raises RuntimeError with the exception's text.
         """
@@ -122,7 +122,7 @@ class Browser:
 def high_pipe() -> tuple[int, int]:
     """Return a pipe whose descriptors do not collide with 3 and 4."""
     low = os.pipe()
-    high = tuple(fcntl.fcntl(one, fcntl.F_DUPFD_CLOEXEC, 10) for one in low)
-    for one in low:
-        os.close(one)
+    high = tuple(fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, 10) for descriptor in low)
+    for descriptor in low:
+        os.close(descriptor)
     return high[0], high[1]

@@ -52,11 +52,11 @@ def inline_code(page: Path) -> list[str]:
 
 def slugs(page: Path) -> set[str]:
     """The anchors of a page's headings, as GitHub and MkDocs make them."""
-    found: set[str] = set()
+    anchors: set[str] = set()
     for heading in re.findall(r"^#+ (.+)$", FENCE.sub("", page.read_text()), re.M):
         slug = re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-")
-        found.add(slug)
-    return found
+        anchors.add(slug)
+    return anchors
 
 
 def links(page: Path) -> list[str]:

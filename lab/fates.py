@@ -87,7 +87,7 @@ class Fates:
     def _patch(self) -> None:
         """Have the engine's steps come by here."""
         self._around(rendezvous, "answer", "answer", "answered")
-        self._around(epochs.Epochs, "found", "found", "founded")
+        self._around(epochs.Epochs, "start", "found", "founded")
         self._around(epochs.Epochs, "enter", "enter", "")
         self._around(epochs.Epochs, "agree", "agree", "agreed", "agreeing")
         self._around(epochs.Epochs, "make", "make", "made", "making")

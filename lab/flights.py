@@ -150,13 +150,13 @@ class Flight:
 
     def totals(self) -> list[tuple[int, int, int]]:
         """Return operations, bytes and ns of each collective that has ended."""
-        found = [(0, 0, 0) for _ in COLLECTIVES]
+        sums = [(0, 0, 0) for _ in COLLECTIVES]
         for operation in self.operations:
             kind, elements, called, ended = (operation[i] for i in (2, 3, 8, 10))
             if STATES[operation[-2]] == "done":
-                count, size, ns = found[kind & 0xFF]
-                found[kind & 0xFF] = (count + 1, size + 4 * elements, ns + ended - called)
-        return found
+                count, size, ns = sums[kind & 0xFF]
+                sums[kind & 0xFF] = (count + 1, size + 4 * elements, ns + ended - called)
+        return sums
 
     def name(self, number: int = 0) -> str:
         rank = self.ranks[self.rank]

@@ -18,7 +18,7 @@ from lab.ranks import Rank, Ranks, join
 
 CPU = torch.device("cpu")
 TRANSPORTS = ["", "tcp"]
-DIES = 1  # of the three ranks of `survivors`
+DIES = 1  # one of the three ranks of `survivors`
 
 
 def choose(transport: str) -> None:

@@ -132,7 +132,7 @@ class Hosts:
         subprocess.run(words, capture_output=True)  # a kernel without IPv6 has no such setting
 
     def _write_names(self, host: int) -> None:
-        """As Debian does it: what a host calls itself is a loopback address."""
+        """As Debian does it: a host's own name means a loopback address."""
         lines = ["127.0.0.1 localhost", "::1 localhost", f"127.0.1.1 {self.names[host]}"]
         for addresses in (self.addresses, self.addresses6):
             lines += [f"{addresses[i]} {self.names[i]}" for i in range(len(addresses)) if i != host]
@@ -209,9 +209,9 @@ class Hosts:
     ) -> list[RankResult]:
         """Run a command as every rank, in torchrun's environment; how each ended, by rank.
 
-        `meanwhile` is called once all have been started: the place for faults. What has not ended
-        after `timeout` seconds, or `patience` seconds after `meanwhile`, is killed: its returncode
-        is -9.
+        `meanwhile` is called once all have been started: the place for faults. A rank that has
+        not ended after `timeout` seconds, or `patience` seconds after `meanwhile`, is killed: its
+        returncode is -9.
         """
         end = time.monotonic() + timeout
         port, world = next(self._ports), self.count * ranks_per_host
@@ -262,7 +262,7 @@ class Hosts:
         spare: int | None = None,
     ) -> list[str]:
         """Established connections of a host, as expressions of ss; none with the port `spare`."""
-        found = []
+        connections = []
         for line in self.inside(host, "ss", "-Htn", "state", "established").splitlines():
             here, there = line.split()[2:4]
             peer = there.rpartition(":")[0].strip("[]").removeprefix("::ffff:")
@@ -272,8 +272,8 @@ class Hosts:
             if peer in [*self.addresses[host : host + 1], *self.addresses6[host : host + 1]]:
                 continue
             if spare not in ports and (port is None or port in ports):
-                found.append(f"( src {here} and dst {there} )")
-        return found
+                connections.append(f"( src {here} and dst {there} )")
+        return connections
 
     def kill_connections(
         self,
@@ -294,7 +294,7 @@ class Hosts:
         if count is not None:
             some = self.random.sample(some, min(count, len(some)))
         else:
-            some = [one for one in some if self.random.random() < probability]
+            some = [connection for connection in some if self.random.random() < probability]
         if not some:
             return 0
         told = self.inside(host, "ss", "-HKtn", "state", "established", " or ".join(some))
@@ -361,8 +361,8 @@ class Hosts:
     def refuse(self, host: int, other: int) -> None:
         """Have `host` refuse all connections to `other`, as its own firewall might.
 
-        The other host sees silence, unless it refuses as well. What `host` sends to that address
-        comes to itself, where nobody listens; what comes from there is dropped as forged.
+        The other host sees silence, unless it refuses as well. Packets from `host` to that
+        address come to itself, where nobody listens; packets from there are dropped as forged.
         """
         address = f"{self.addresses[other]}/32"
         tool("ip", "-n", self.namespaces[host], "addr", "add", address, "dev", "lo")

@@ -76,8 +76,8 @@ def remove_leftovers() -> None:
     """Remove namespaces and folders whose maker is gone, and what runs there."""
     folders = {path.name: path for path in Path(tempfile.gettempdir()).glob("ringcomm-*-files")}
     for word in [*tool("ip", "netns", "list").split(), *folders]:
-        found = NAME.fullmatch(word)
-        if not found or started(int(found[1])) == found[2]:
+        match = NAME.fullmatch(word)
+        if not match or started(int(match[1])) == match[2]:
             continue
         if word in folders:
             shutil.rmtree(folders[word], ignore_errors=True)
@@ -102,12 +102,12 @@ def remove(namespace: str) -> None:
 
 def processes(namespace: str, word: str) -> list[int]:
     """Return the processes in a namespace whose command line has a word that begins like this."""
-    found = []
+    pids = []
     for pid in map(int, tool("ip", "netns", "pids", namespace).split()):
         try:
             words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
         except OSError:  # it has ended meanwhile
             continue
-        if any(each.startswith(word.encode()) for each in words):
-            found.append(pid)
-    return found
+        if any(part.startswith(word.encode()) for part in words):
+            pids.append(pid)
+    return pids

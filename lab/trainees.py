@@ -120,11 +120,11 @@ class Trainees:
         Raises AssertionError where two trainees do not agree on it: then a step was applied by some
         of them and not by others.
         """
-        found: dict[int, list[int]] = {}
+        batches: dict[int, list[int]] = {}
         for event in self.all_events("used"):
-            known = found.setdefault(event["decided"], event["batches"])
+            known = batches.setdefault(event["decided"], event["batches"])
             assert known == event["batches"], f"{event} and {known}"
-        return found
+        return batches
 
     def check_ledger(self, epochs: int = 0, after: int = 0) -> None:
         """Require that no batch counts twice, and that so many epochs are whole.

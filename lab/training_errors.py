@@ -148,6 +148,6 @@ def train(plan: Plan, log: Log, *, where: str) -> None:
                 raise
             continue
         if world.step_number > before:
-            found = digest([*net.parameters(), torch.tensor(scheduler.get_last_lr())])
-            log("step", step=world.step_number, size=world.size, digest=found)
+            state = digest([*net.parameters(), torch.tensor(scheduler.get_last_lr())])
+            log("step", step=world.step_number, size=world.size, digest=state)
     log("end", step=world.step_number, size=world.size, digest=digest(net.parameters()))

@@ -226,7 +226,7 @@ def searching(course: Course) -> Training:
     world, net = course.world, Perceptron()
     model, opt = _ddp(net), torch.optim.LBFGS(net.parameters(), lr=0.1, max_iter=3)
 
-    losses: list[float] = []  # of a step
+    losses: list[float] = []  # from a step
 
     def closure() -> torch.Tensor:
         opt.zero_grad()
@@ -249,7 +249,7 @@ def validating(course: Course) -> Training:
     """`world.attempt` after each step, in which the rank dies."""
     world, net = course.world, Perceptron()
     model, opt = _ddp(net), torch.optim.SGD(net.parameters(), lr=0.1)
-    found: list[list[float]] = []
+    results: list[list[float]] = []
 
     def validate() -> list[float]:
         count = torch.tensor([1.0, world.rank])
@@ -261,10 +261,10 @@ def validating(course: Course) -> Training:
         return [*count.tolist(), loss.item()]
 
     def after() -> None:
-        found.append(world.attempt(validate))
+        results.append(world.attempt(validate))
 
     def tell() -> dict[str, Any]:
-        return {"digest": digest(net), "found": found[GROWS + 1 - ENDS :]}
+        return {"digest": digest(net), "found": results[GROWS + 1 - ENDS :]}
 
     course_step = _plain_step(course, model, opt)
     return Training({"model": model, "opt": opt}, course_step, tell, after)

@@ -48,8 +48,8 @@ def asked() -> Wan | None:
 
 def round_trip() -> float:
     """Return seconds there and back between hosts, as LAB_WAN asks for it; else 0."""
-    found = asked()
-    return found.round_trip if found else 0.0
+    profile = asked()
+    return profile.round_trip if profile else 0.0
 
 
 def start(wan: Wan, mtu: int, switch: str, namespaces: Sequence[str]) -> subprocess.Popen[bytes]:

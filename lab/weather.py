@@ -20,7 +20,7 @@ class Weather:
 
     def __init__(self, place: Site, draw: random.Random) -> None:
         self.place, self._draw = place, draw
-        self.hosts: list[int] = []  # of each trainee, by its number
+        self.hosts: list[int] = []  # by trainee's number
         self.struck = {"resets": 0, "outages": 0, "stops": 0, "failures": 0}
 
     def start(self) -> list[int]:

@@ -47,8 +47,8 @@ class Answer(NamedTuple):
 
     def stage(self, name: str) -> dict[str, Any]:
         """One stage's figures."""
-        (found,) = (stage for stage in self.body["stages"] if stage["name"] == name)
-        return dict(found)
+        (stage,) = (stage for stage in self.body["stages"] if stage["name"] == name)
+        return dict(stage)
 
     @property
     def stages(self) -> list[str]:
@@ -60,10 +60,10 @@ class Answer(NamedTuple):
         for name in ("heard_after", "left_after", "longest", "total", "count", "loops"):
             lines.append(f"{name}: {self.body[name]['median']:.6g}, at most {self.most(name):.6g}")
         for name in ("errors", "heard"):
-            for one in self.body[name]:
-                ranks = one["ranks"]
+            for text in self.body[name]:
+                ranks = text["ranks"]
                 some = f"{ranks[:4]} and {len(ranks) - 4} more" if len(ranks) > 4 else ranks
-                lines.append(f"{name}: ranks {some}: {one['text'][:500]}")
+                lines.append(f"{name}: ranks {some}: {text['text'][:500]}")
         log = self.log.splitlines()
         return "\n".join([*lines, f"{len(log)} lines of log", *log[:4]])
 
@@ -112,9 +112,9 @@ def run(
     with told:
         told.seek(0)
         log = told.read()
-    found = [line for line in lines.splitlines() if line.startswith("{")]
-    assert found, f"it ended with {process.returncode} and told no result: {log[-2000:]}"
-    return Answer(json.loads(found[-1]), log)
+    results = [line for line in lines.splitlines() if line.startswith("{")]
+    assert results, f"it ended with {process.returncode} and told no result: {log[-2000:]}"
+    return Answer(json.loads(results[-1]), log)
 
 
 def over(process: subprocess.Popen[str], meanwhile: Callable[[], object]) -> None:

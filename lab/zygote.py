@@ -86,8 +86,8 @@ class Server:
         self.listener.listen(128)
         self.children: dict[int, socket.socket] = {}
         self.ended, writer = socket.socketpair()
-        for one in (self.ended, writer):
-            one.setblocking(False)
+        for end in (self.ended, writer):
+            end.setblocking(False)
         self.writer = writer
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False)
@@ -121,8 +121,8 @@ class Server:
         child = os.fork() if data and len(data) == length else None
         if child == 0:
             signal.set_wakeup_fd(-1)
-            for one in (self.listener, self.ended, self.writer, *self.children.values()):
-                one.close()
+            for end in (self.listener, self.ended, self.writer, *self.children.values()):
+                end.close()
             connection.close()
             self.ready.close()
             return {**marshal.loads(data), "received": descriptors}
@@ -196,7 +196,7 @@ def become(order: dict[str, Any]) -> tuple[str, str]:
 
 def take_descriptors(order: dict[str, Any]) -> None:
     """Give what was received the numbers that it had in the client, and close the rest."""
-    high = [fcntl.fcntl(one, fcntl.F_DUPFD, HIGH) for one in order["received"]]
+    high = [fcntl.fcntl(descriptor, fcntl.F_DUPFD, HIGH) for descriptor in order["received"]]
     os.closerange(0, HIGH)
     for number, descriptor in zip(order["numbers"], high, strict=True):
         os.dup2(descriptor, number)

@@ -27,7 +27,7 @@ BUT_FOR = (
 FORWARDED = [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2]
 ENTERED, SAME = ["net", "uts", "mnt"], ["pid", "user", "ipc", "cgroup"]  # namespaces
 FREE = 600  # descriptors from here on are free for them
-KINDS = 16  # of limits (RLIMIT_)
+KINDS = 16  # kinds of limits (RLIMIT_)
 PATIENCE = 300  # seconds until the zygote has imported all
 
 
@@ -117,9 +117,9 @@ def main(path: str, words: list[str]) -> None:
         zygote.close()
         os.execv(sys.executable, [sys.executable, *words])
     send(zygote, order(path, parsed))
-    for each in FORWARDED:
-        if signal.getsignal(each) is not signal.SIG_IGN:
-            signal.signal(each, lambda number, _: zygote.sendall(bytes([number])))
+    for forwarded in FORWARDED:
+        if signal.getsignal(forwarded) is not signal.SIG_IGN:
+            signal.signal(forwarded, lambda number, _: zygote.sendall(bytes([number])))
     answer = zygote.recv(4, socket.MSG_WAITALL)
     if len(answer) < 4:
         os._exit(1)  # the zygote has ended, and its programs with it

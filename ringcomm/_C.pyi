@@ -1,6 +1,6 @@
 from collections.abc import Callable, Iterable, Sequence
 from datetime import timedelta
-from typing import Any, TypedDict, overload
+from typing import Any, overload
 
 import torch
 from torch import Tensor
@@ -184,33 +184,6 @@ def dequantize(
 def copy(to: torch.Tensor, source: torch.Tensor, past_caches: bool, /) -> None:
     """Copy in steps, as plans do, between contiguous tensors on the CPU of the same size."""
 
-def plan(
-    shape: tuple[int, int, int, int, int, int, list[int], list[int], list[int], str, list[str]],
-    rank: int,
-    algorithm: str | None,
-) -> tuple[str, str, list[tuple[int, int, int, int, int, list[tuple[int, int, int, int]]]]]:
-    """One rank's plan: the algorithm, the row of the table that fits, and the steps.
-
-    A step is (verb, peer, lane, bytes, number of targets, operands: targets, then sources), an
-    operand (space, rank, writer, offset). ringcomm.algorithms.steps has names for all of it, and
-    checks shapes. `algorithm` None: that of the row. Raises ValueError where there is none.
-    """
-
-class SelectionRow(TypedDict):
-    """A row of the selection table, as it is for one group."""
-
-    collective: str
-    algorithm: str
-    limit: int  # bytes of the message, or of the largest shard; LIMITS["any_size"]: any
-    needs: str  # "", mapped, hosts, few_hosts, sites, pair, few, many
-    text: str  # "all_reduce, up to 8520 B, at most 16 ranks", as plan() says it
-
-def selection(size: int, costs: str = "", local: int = 1) -> list[SelectionRow]:
-    """The table of a group of `size` ranks, `local` on a host: the first row that fits decides.
-
-    `costs` is "alpha 1.8e-05 beta 8.4e-09 gamma 2e-11"; "": the defaults. Raises ValueError.
-    """
-
 def kernel_seconds(
     collective: str, ranks: int, bytes: int, nvlink: bool, capability: int
 ) -> tuple[str, dict[str, float]]:
@@ -226,18 +199,8 @@ def register_algorithm(name: str, collectives: list[int]) -> None:
     Raises ValueError where the name is taken, by the library or by another registered one.
     """
 
-COLLECTIVES: tuple[str, ...]  # by the numbers that the library gives them
-ROOTED: tuple[str, ...]
-SHARDED: tuple[str, ...]
-ALGORITHMS: tuple[str, ...]
-KERNELS: tuple[str, ...]  # in place of an algorithm, on devices
 PURPOSES: tuple[str, ...]  # of an operation, by number: "call", "several", "sparse" ...
-
-# any_size, few_ends, few_host_ranks, inbox_bytes and slot_bytes (between hosts), line_bytes,
-# most_device_ranks, most_ranks, one_shot_bytes, segment_bytes (in memory): csrc/plan/shape.h
-LIMITS: dict[str, int]
-DEFAULT_COSTS: tuple[float, float, float]  # of a network: alpha, beta, gamma
-INCAST: float  # how much longer bytes are assumed to take that come from all ranks at once
+MOST_DEVICE_RANKS: int  # of a group that talks over devices
 
 # ---- hosts: the one rule for who shares one
 

@@ -1,7 +1,8 @@
 """ringcomm: a torch.distributed backend.
 
 Once installed, it needs no import: `torch.distributed.init_process_group("ringcomm")` finds it.
-Importing it registers the backend too, for programs that turn torch's discovery off.
+Importing it registers the backend too, for programs that turn torch's discovery off. Otherwise it
+leaves torch alone until your program imports it, so that commands start at once.
 
 The package has floors, and imports go down only:
 
@@ -10,15 +11,16 @@ The package has floors, and imports go down only:
   torch's own interface.
 - `_runtime`, `_flight`, `_network`: settings and groups of a process, its flight records, and what
   it knows of the network.
-- `_C`: the engine, in C++ (csrc/). `_verifier`: proves plans, beside the engine.
+- `_C`: the engine, in C++ (csrc/). `_planner`: its plans and their proofs, without torch.
 """
 
 import importlib
+import sys
 import warnings
 from typing import TYPE_CHECKING, Any
 
 from ringcomm._runtime import library
-from ringcomm._runtime.registration import register
+from ringcomm._runtime.registration import register, torch_registers
 
 if TYPE_CHECKING:
     from ringcomm import algorithms as algorithms
@@ -75,4 +77,5 @@ def __getattr__(name: str) -> Any:
 
 
 library.load_recorder = lambda: importlib.import_module("ringcomm._flight.recorder")
-register()
+if "torch" in sys.modules or not torch_registers():
+    register()

@@ -13,29 +13,29 @@ UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 
 def size(text: str) -> int:
     """Return the bytes of "8", "1K", "4M" or "1G"; "4MB" and "4MiB" are "4M"."""
-    found = re.fullmatch(r"([1-9][0-9]*)(?:([KMG]?)(?:I?B)?|B)", text.upper(), re.ASCII)
-    if not found:
+    match = re.fullmatch(r"([1-9][0-9]*)(?:([KMG]?)(?:I?B)?|B)", text.upper(), re.ASCII)
+    if not match:
         raise argparse.ArgumentTypeError(f"{text!r} is not a size: write 8, 1K, 4M or 1G")
-    return int(found[1]) * UNITS[found[2] or ""]
+    return int(match[1]) * UNITS[match[2] or ""]
 
 
 def sizes(text: str) -> list[int]:
     """Parse "1K,1M"; of "1K..64M" each size is four times the one before."""
-    found: list[int] = []
+    powers: list[int] = []
     for word in text.split(","):
         low, dots, high = word.partition("..")
         first, last = size(low), size(high if dots else low)
         if first > last:
             raise argparse.ArgumentTypeError(f"{word!r}: {low} is more than {high}")
-        found += [first * 4**power for power in range(31) if first * 4**power <= last]
-    return found
+        powers += [first * 4**power for power in range(31) if first * 4**power <= last]
+    return powers
 
 
 def ranks(text: str) -> list[int]:
     """Parse "2..4096", the powers of two from 2 to 4096, or "3,5,8"."""
-    found = re.fullmatch(r"([1-9][0-9]*)\.\.([1-9][0-9]*)", text, re.ASCII)
-    if found:
-        low, high = int(found[1]), int(found[2])
+    match = re.fullmatch(r"([1-9][0-9]*)\.\.([1-9][0-9]*)", text, re.ASCII)
+    if match:
+        low, high = int(match[1]), int(match[2])
         return [2**power for power in range(high.bit_length()) if low <= 2**power <= high]
     if not re.fullmatch(r"[1-9][0-9]*(,[1-9][0-9]*)*", text, re.ASCII):
         raise argparse.ArgumentTypeError(f"{text!r} is no list of ranks: write 2..4096, or 3,5,8")

@@ -15,7 +15,13 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
 
-from typing_extensions import Self, dataclass_transform
+if TYPE_CHECKING:  # importing it takes longer than all else here
+    from typing_extensions import Self, dataclass_transform
+else:
+
+    def dataclass_transform(**_told: Any) -> Any:
+        return lambda decorator: decorator
+
 
 T = TypeVar("T")
 PREFIX = "RINGCOMM_"
@@ -47,8 +53,8 @@ class Setting(Generic[T]):
     most: int = 0
     choices: tuple[str, ...] = ()
     numbered: bool = False  # the library has the choices as numbers, from 0 on
-    pattern: str = ""  # of the whole text
-    wrong: str = ""  # what an error says of a value that does not fit; "": the library checks it
+    pattern: str = ""  # matches the whole text
+    wrong: str = ""  # error text for a value that does not fit; "": the library checks it
     name: str = field(default="", init=False)
 
     def __set_name__(self, owner: type, name: str) -> None:
@@ -251,7 +257,7 @@ class Attributes:
         pattern=r"\S{0,64}",
         wrong=" is no name of a host: use one word of up to 64 characters",
     )
-    """What that file calls this host, where hostnames change or are not unique."""
+    """The name of this host in that file, where hostnames change or are not unique."""
     cuda_library: Setting[str] = Setting(PROCESS, default="", fits="the one installed")
     """The library for CUDA tensors, in place of the one that was built."""
     log: Setting[str] = Setting(
@@ -361,7 +367,7 @@ def nearest(name: str, names: Iterable[str]) -> str:
 
 
 def unknown_variables() -> Iterator[tuple[str, str]]:
-    """Those of the environment that nobody reads, each with the nearest that somebody does."""
+    """Return variables that have no meaning, each with the nearest that has one."""
     for name in os.environ:
         ours = name.startswith(PREFIX) and not name.startswith(SIMULATION)
         if ours and name not in VARIABLES:

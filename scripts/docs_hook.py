@@ -16,7 +16,7 @@ from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGES = {  # of the repository: of the site
+PAGES = {  # pages of the repository: pages of the site
     "README.md": "index.md",
     "README.zh-CN.md": "index.zh.md",
     "CONTRIBUTING.md": "contributing.md",

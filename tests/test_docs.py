@@ -50,7 +50,7 @@ def blocks(directive: str) -> list[Block]:
     return [block for block in BLOCKS if block.directive.startswith(directive)]
 
 
-def each(directive: str) -> Any:
+def for_blocks(directive: str) -> Any:
     return pytest.mark.parametrize("block", blocks(directive), ids=str)
 
 
@@ -81,7 +81,7 @@ def play(rank: Rank, text: str, port: int) -> None:
     names["dist"].destroy_process_group()
 
 
-@each("ranks 2")
+@for_blocks("ranks 2")
 def test_python_on_ranks(block: Block, two: Ranks) -> None:
     before = block.directive.removeprefix("ranks 2").removeprefix(", with ")
     two(play, f"{PRELUDE}\n{before}\n{block.text}", free_port())
@@ -89,17 +89,17 @@ def test_python_on_ranks(block: Block, two: Ranks) -> None:
 
 def calls(source: str) -> dict[str, set[str]]:
     """Return the functions and methods that a source calls, with keywords; "**": its own class."""
-    found: dict[str, set[str]] = {}
+    keywords: dict[str, set[str]] = {}
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Call):
             name = ast.unparse(node.func).rpartition(".")[2]
-            found.setdefault(name, set()).update(word.arg or "**" for word in node.keywords)
+            keywords.setdefault(name, set()).update(word.arg or "**" for word in node.keywords)
         elif isinstance(node, ast.ClassDef):
-            found.setdefault(node.name, set()).add("**")
-    return found
+            keywords.setdefault(node.name, set()).add("**")
+    return keywords
 
 
-@each("as in ")
+@for_blocks("as in ")
 def test_python_of_a_script_that_is_tested_elsewhere(block: Block) -> None:
     """Names stand for calls of the script that test_clients.py runs."""
     script = calls((ROOT / block.directive.removeprefix("as in ")).read_text())
@@ -123,7 +123,7 @@ def test_commands_that_run(run: Run) -> None:
 
 
 @pytest.mark.slow
-@each("run slow")
+@for_blocks("run slow")
 def test_commands_that_take_longer(block: Block, run: Run) -> None:
     assert output_of(block, run)
 
@@ -233,9 +233,9 @@ def check_python(words: list[str]) -> None:
 
 @pytest.mark.parametrize("block", [*blocks("checked"), *blocks("run slow")], ids=str)
 def test_commands_that_are_checked(block: Block) -> None:
-    found = list(commands(block.text))
-    assert found
-    for words in found:
+    lines = list(commands(block.text))
+    assert lines
+    for words in lines:
         check_command(words)
 
 
@@ -275,7 +275,7 @@ def test_a_command_that_does_not_exist_is_noticed() -> None:
 # ---- what is quoted
 
 
-@each("source ")
+@for_blocks("source ")
 def test_code_of_a_file(block: Block) -> None:
     _, path, name = block.directive.split()
     whole = (ROOT / path).read_text()
@@ -284,7 +284,7 @@ def test_code_of_a_file(block: Block) -> None:
     assert block.text == region[1]
 
 
-@each("in the source")
+@for_blocks("in the source")
 def test_texts_that_can_be_raised(block: Block) -> None:
     """Every run of words of a text, between its numbers and names, stands in the source."""
     known = literals(CSRC) + SOURCES
@@ -300,11 +300,11 @@ def test_the_tree_names_every_folder() -> None:
     parents: list[str] = []
     named = set()
     for line in tree.text.splitlines():
-        found = re.match(r"( *)([\w.]+)/(?: +(\S.*))?$", line)
-        assert found, line
-        parents[len(found[1]) // 2 :] = [found[2]]
+        match = re.match(r"( *)([\w.]+)/(?: +(\S.*))?$", line)
+        assert match, line
+        parents[len(match[1]) // 2 :] = [match[2]]
         named.add("/".join(parents))
-        assert found[3] or found[2] == "csrc", f"{line}: no word on it"
+        assert match[3] or match[2] == "csrc", f"{line}: no word on it"
     assert not [name for name in named if not (ROOT / name).is_dir()]
     floors = {f"csrc/{path.name}" for path in (ROOT / "csrc").iterdir() if path.is_dir()}
     assert floors <= named

@@ -53,7 +53,7 @@ LONGER = {  # file and function, with the reason
     "tests/cpp/net/peers_test.cc few_connections": "a story, told in order",
     "tests/cpp/net/wide_death.h stop_one": "a story, told in order",
 }
-PUBLIC_FUNCTIONS = 20  # of a class, beside overrides, which its base asks for
+PUBLIC_FUNCTIONS = 20  # a class's, beside overrides, which its base asks for
 WIDER = {  # how many these have: never more
     "csrc/device/api.h Api": 37,
     "csrc/net/peer.h Network": 30,
@@ -63,15 +63,15 @@ WIDER = {  # how many these have: never more
     "csrc/transport/transport.h Transport": 52,
 }
 CPP_TOTAL = 22_350  # lines with code on them, those for devices included
-VERIFIER_TOTAL = 1_300  # beside the engine: it proves plans, and runs none
+PLANNER_TOTAL = 1_450  # beside the engine: it makes plans and proves them, and runs none
 
 # Joined here, so that this file does not name them.
 ELSEWHERE = re.compile("|".join(["/wo" + "rk/", r"\.\./sha" + "red", "pypi" + r"\.org"]))
 
 
 def files(*folders: str, ends: tuple[str, ...]) -> list[Path]:
-    found = [p for folder in folders for p in (ROOT / folder).rglob("*") if p.suffix in ends]
-    return sorted(p for p in found if "__pycache__" not in p.parts)
+    paths = [p for folder in folders for p in (ROOT / folder).rglob("*") if p.suffix in ends]
+    return sorted(p for p in paths if "__pycache__" not in p.parts)
 
 
 CPP = files("csrc", "tests", "benchmarks", ends=(".h", ".cc", ".cu", ".cuh"))
@@ -87,8 +87,8 @@ def code(path: Path) -> str:
     """The source without its comments and string literals; line breaks stay."""
     pattern = r'//[^\n]*|/\*.*?\*/|"(?:\\.|[^"\\\n])*"|\'(?:\\.|[^\'\\\n])\''
 
-    def blank(found: re.Match[str]) -> str:
-        text = found.group()
+    def blank(match: re.Match[str]) -> str:
+        text = match.group()
         return '""' if text[0] == '"' else "\n" * text.count("\n")
 
     return re.sub(pattern, blank, path.read_text(), flags=re.DOTALL)
@@ -96,9 +96,9 @@ def code(path: Path) -> str:
 
 def includes(path: Path) -> Iterator[str]:
     for line in path.read_text().splitlines():
-        found = re.match(r'\s*#\s*include\s*[<"]([^>"]+)[>"]', line)
-        if found:
-            yield found.group(1)
+        match = re.match(r'\s*#\s*include\s*[<"]([^>"]+)[>"]', line)
+        if match:
+            yield match.group(1)
 
 
 def test_there_is_something_to_check() -> None:
@@ -149,7 +149,7 @@ def test_the_environment_is_read_by_python_alone() -> None:
 
 
 def test_no_size_of_a_cache_is_believed() -> None:
-    """Virtual machines tell sizes that are not theirs: what pays is measured (exec/tuner.h)."""
+    """Virtual machines tell sizes that are not theirs, so exec/tuner.h measures what pays."""
     told = r"devices/system/cpu/cpu|_SC_LEVEL\d|_CACHE_(LINE)?SIZE|__cpuid"
     assert [short(path) for path in CSRC if re.search(told, path.read_text())] == []
 
@@ -222,8 +222,8 @@ def public_functions(path: Path) -> Iterator[tuple[str, set[str]]]:
         for line in body.splitlines():
             if access := re.match(rf"{head[1]} (public|private|protected):", line):
                 public = access[1] == "public"
-            elif public and (found := function.match(line.removeprefix(f"{head[1]}  "))):
-                names |= {found[1]} - {head[3], f"~{head[3]}"} if "override" not in line else set()
+            elif public and (match := function.match(line.removeprefix(f"{head[1]}  "))):
+                names |= {match[1]} - {head[3], f"~{head[3]}"} if "override" not in line else set()
         yield head[3], names
 
 
@@ -249,7 +249,7 @@ def lines_of_code(paths: list[Path]) -> int:
 def test_the_engine_stays_small() -> None:
     beside = [path for path in CSRC if path.parent.name == "verify"]
     assert lines_of_code([path for path in CSRC if path not in beside]) < CPP_TOTAL
-    assert lines_of_code(beside) < VERIFIER_TOTAL
+    assert lines_of_code(beside) < PLANNER_TOTAL
 
 
 def test_cmake_names_every_source() -> None:
@@ -269,11 +269,11 @@ def test_nothing_points_outside() -> None:
     paths = files(*inside, ends=ends)
     paths += [p for p in ROOT.iterdir() if p.is_file()] + [ROOT / ".ci" / "run"]
     wrong = [
-        f"{short(path)}: {found.group()}"
+        f"{short(path)}: {match.group()}"
         for path in paths
         if path.name != "_build_info.py"
-        for found in [ELSEWHERE.search(path.read_text())]
-        if found
+        for match in [ELSEWHERE.search(path.read_text())]
+        if match
     ]
     assert not wrong
 

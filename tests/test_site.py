@@ -35,11 +35,11 @@ def test_every_public_name_is_on_the_page_of_the_api() -> None:
 
 def undocumented(name: str, value: Any) -> list[str]:
     """The value and its public members that have no docstring of their own."""
-    found = [] if value.__doc__ else [name]
+    bare = [] if value.__doc__ else [name]
     for key, member in vars(value).items() if inspect.isclass(value) else ():
         if not key.startswith("_") and (callable(member) or isinstance(member, property)):
-            found += [f"{name}.{key}"] * (not member.__doc__)
-    return found
+            bare += [f"{name}.{key}"] * (not member.__doc__)
+    return bare
 
 
 def test_every_public_name_has_a_docstring() -> None:

@@ -1,6 +1,6 @@
 """The behavior that PyTorch's programs rely on: streams, futures, groups, memory, DDP and FSDP.
 
-Each check runs on every rank; what it returns is the note of its row. On the simulated device
+Each check runs on every rank, and returns the note of its row. On the simulated device
 there is one stream and wait() blocks the host, so times of the host are looked at on a GPU only.
 """
 
@@ -113,7 +113,7 @@ def futures(rank: Rank) -> str:
 
 
 def forgotten(rank: Rank) -> str:
-    """Nobody waits for the work, and its tensor is let go of; what comes next is right."""
+    """Let go of a tensor whose work nobody has waited for; the next results must be right."""
     place = place_of(rank)
     for number in range(ROUNDS):
         tensor = place.full(COUNT, number)
@@ -162,7 +162,7 @@ def messages(rank: Rank) -> str:
         before, after = (rank.index - 1) % n, (rank.index + 1) % n
         asked = [(dist.isend, mine, after), (dist.irecv, from_before, before)]
         asked += [(dist.isend, mine, before), (dist.irecv, from_after, after)]
-        for work in dist.batch_isend_irecv([dist.P2POp(*each) for each in asked]):
+        for work in dist.batch_isend_irecv([dist.P2POp(*message) for message in asked]):
             work.wait()
         same(from_before, before)
         same(from_after, after)

@@ -131,9 +131,9 @@ def machine(settings: Settings) -> Iterator[Row]:
         yield gpu.table.info("/dev/shm", shared.f_frsize * shared.f_blocks / 2**30, "GiB")
     version = f"torch {torch.__version__}, Python {sys.version.split()[0]}"
     yield gpu.table.info("versions", note=f"{version}, kernel {os.uname().release}")
-    found = nvcc()
-    release = output_of(found, "--version").splitlines()[-1:] if found else []
-    yield gpu.table.info("nvcc", note=f"{found} {''.join(release)}" if found else "not there")
+    path = nvcc()
+    release = output_of(path, "--version").splitlines()[-1:] if path else []
+    yield gpu.table.info("nvcc", note=f"{path} {''.join(release)}" if path else "not there")
 
 
 def make_package(settings: Settings) -> Iterator[Row]:
@@ -141,7 +141,7 @@ def make_package(settings: Settings) -> Iterator[Row]:
     if done := built():
         yield gpu.table.passed("ringcomm built", note=f"before, in {done.name}")
         return
-    if missing := {name: how for name, (found, how) in needs().items() if not found}:
+    if missing := {name: how for name, (path, how) in needs().items() if not path}:
         text = "; ".join(f"{name} ({how})" for name, how in missing.items())
         yield gpu.table.failed("ringcomm built", f"missing: {text}")
         return
@@ -222,7 +222,7 @@ def tools(settings: Settings) -> Iterator[Row]:
     """Say what else is here, and what a build would lack."""
     for name in ("nvidia-cuda-mps-control", "compute-sanitizer"):
         yield gpu.table.info(name, note=shutil.which(name) or "not there")
-    lacking = [name for name, (found, _) in needs().items() if not found]
+    lacking = [name for name, (path, _) in needs().items() if not path]
     used = "this source is built" if settings.build else "the installed one is used"
     note = f"{used}; a build lacks {', '.join(lacking) or 'nothing'}"
     yield gpu.table.info("ringcomm", note=note)

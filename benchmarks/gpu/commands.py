@@ -41,7 +41,7 @@ def rivals(settings: Settings) -> list[str]:
 def run_bench(
     settings: Settings, name: str, size: int, *words: str, device: str = "", **variables: str
 ) -> dict[str, Any]:
-    """Run it; what it prints is a table of the archive. Returns its JSON."""
+    """Run it, with its output as a table of the archive. Returns its JSON."""
     out = Path(settings.folder) / f"{name}_{size}.json"
     device = device or ("cpu" if settings.simulated else "cuda")
     command = [sys.executable, "-m", "ringcomm", "bench", "--ranks", str(size)]
@@ -59,8 +59,8 @@ def run_bench(
         print(done.stdout, done.stderr, flush=True)
         raise RuntimeError((done.stderr.strip().splitlines() or ["no word"])[-1])
     (settings.tables / f"{name}_{size}.txt").write_text(done.stdout, encoding="utf-8")
-    found: dict[str, Any] = json.loads(out.read_text(encoding="utf-8"))
-    return found
+    result: dict[str, Any] = json.loads(out.read_text(encoding="utf-8"))
+    return result
 
 
 def rows_of(body: dict[str, Any], where: str) -> Iterator[Row]:
@@ -176,7 +176,7 @@ def on_cpu(transport: str, size: int, settings: Settings) -> Iterator[Row]:
 def cpu(settings: Settings, size: int) -> Iterator[Row]:
     """Compare with Gloo on this machine's cores."""
     transports = settings.pick(("shm", "tcp"), ("shm", "tcp"), ("shm",))
-    yield from parts(*(functools.partial(on_cpu, one, size, settings) for one in transports))
+    yield from parts(*(functools.partial(on_cpu, way, size, settings) for way in transports))
 
 
 def use_simulated(rank: Rank, library: str) -> str:
@@ -202,9 +202,9 @@ def tune(settings: Settings, size: int) -> Iterator[Row]:
     for name, some in table.items():
         lines += [name, *kernels.shown(some), ""]
         fastest = [
-            f"{report.show_size(one.size)} {min(one.seconds, key=lambda k: one.seconds[k])}"
-            for one in some
-            if one.seconds
+            f"{report.show_size(row.size)} {min(row.seconds, key=lambda k: row.seconds[k])}"
+            for row in some
+            if row.seconds
         ]
         note = ", ".join(fastest)
         yield gpu.table.info(f"{size} ranks: the fastest kernels of {name}", note=note)

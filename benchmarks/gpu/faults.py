@@ -24,7 +24,7 @@ from gpu.table import Row
 from lab.ranks import HOST, Rank
 
 WITHIN = 2.0  # seconds from a death or a mismatch to the error on every other rank
-LEFT_BYTES = 64 << 20  # of the GPU's memory that may be missing afterwards
+LEFT_BYTES = 64 << 20  # so much of the GPU's memory may be missing afterwards
 UNDER_WAY = 24  # operations when a rank is killed
 FIRST_TOOL = "memcheck"
 TOOL_SECONDS = 150  # importing torch under a tool takes long

@@ -27,7 +27,7 @@ SMALL = 256  # elements: 1 KiB
 IN_ONE_GRAPH = 100  # small operations
 REPLAYS = 1000
 FEW = 20
-SHARE = 0.5  # of the eager time that a replay should take at most
+SHARE = 0.5  # a replay should take at most so much of the eager time
 WARM = 3
 
 Call = Callable[[torch.Tensor, torch.Tensor], Any]
@@ -85,9 +85,9 @@ def all_to_all(given: torch.Tensor, result: torch.Tensor) -> None:
     dist.all_to_all_single(result, given)
 
 
-def differing(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+def differing(result: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
     """Return how many elements differ in a bit, on the device: the host waits for nothing."""
-    return one.view(torch.int32).ne(other.view(torch.int32)).sum()
+    return result.view(torch.int32).ne(other.view(torch.int32)).sum()
 
 
 def seeded(rank: Rank) -> torch.Generator:

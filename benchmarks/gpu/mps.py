@@ -124,20 +124,20 @@ def daemon(control: str, settings: Settings) -> Iterator[Daemon]:
 
 def figures(size: int, settings: Settings, environment: dict[str, str]) -> Figures:
     """Return the seconds of some all_reduces."""
-    found: Figures = {}
+    figures_: Figures = {}
     entry = Entry(settings.kind, settings.library, environment)
     with DeviceRanks(size, entry) as ranks:
         for count in COUNTS:
             name = report.show_size(4 * count)
             times = slowest(ranks(time_calls, count, 200, seconds=30))
-            found[f"all_reduce {name}, the host waits"] = statistics.median(times)
-            found[f"all_reduce {name}, in a stream"] = max(
+            figures_[f"all_reduce {name}, the host waits"] = statistics.median(times)
+            figures_[f"all_reduce {name}, in a stream"] = max(
                 ranks(time_in_stream, count, 32, seconds=30)
             )
         for length in LENGTHS:
             times_of_ranks = ranks(time_all_reduce, length, 8, 5, seconds=30)
-            found[f"all_reduce {report.show_size(length)}"] = median(times_of_ranks)
-    return found
+            figures_[f"all_reduce {report.show_size(length)}"] = median(times_of_ranks)
+    return figures_
 
 
 def rows_of(size: int, without: Figures, under: Figures) -> Iterator[Row]:

@@ -80,15 +80,15 @@ def cases_of(collective: str, ranks: int, settings: Settings) -> list[Case]:
     if ranks > MOST and reduces:
         dtypes = few
     sizes = settings.pick(["0", "1", "1001", "1 KiB"], ["0", "1", "1001"], ["0", "1001"])
-    found = [Case(collective, dtype, "SUM", size) for dtype in dtypes for size in sizes]
+    cases = [Case(collective, dtype, "SUM", size) for dtype in dtypes for size in sizes]
     if reduces:  # every operation
-        found += [
+        cases += [
             Case(collective, dtype, op, "1001") for dtype in dtypes for op in ops_of(dtype)[1:]
         ]
     large = settings.pick(["1 MiB", LARGEST], ["1 MiB"], [])
     if ranks > MOST and collective != "all_reduce":
         large = large[:1]
-    return found + [
+    return cases + [
         Case(collective, dtype, "SUM", size)
         for size in large
         for dtype in (few[:1] if size == LARGEST else few)
@@ -174,11 +174,11 @@ def run_cases(rank: Rank, cases: list[Case]) -> list[str]:
     """Run cases, twice where they are small: memory that was used must not matter."""
     digests = []
     for case in cases:
-        found = []
+        texts = []
         for _ in range(1 if case.size == LARGEST else 2):
             result = perform(rank, case, rank.kept["group"])
-            found.append("" if result is None else digest(result))
-        digests.append(found[0] if len(set(found)) == 1 else " then ".join(found))
+            texts.append("" if result is None else digest(result))
+        digests.append(texts[0] if len(set(texts)) == 1 else " then ".join(texts))
     return digests
 
 

@@ -115,7 +115,7 @@ class Place:
 class Entry:
     """How ranks begin."""
 
-    kind: str  # of place
+    kind: str  # the kind of place
     library: str = ""  # RINGCOMM_CUDA_LIBRARY, where tensors are not the CPU's
     environment: dict[str, str] = field(default_factory=dict)
     timeout: float = 60.0

@@ -145,10 +145,10 @@ def run_stages(
                     yield Outcome(stage, status=f"{note} were left")
                     continue
                 running.append(Running(stage, settings, left))
-            for one in [one for one in running if one.over() or one.late()]:
-                running.remove(one)
-                yield one.finish()
+            for started in [run for run in running if run.over() or run.late()]:
+                running.remove(started)
+                yield started.finish()
             time.sleep(0.05)
     finally:
-        for one in running:
-            one.finish()
+        for started in running:
+            started.finish()

@@ -141,12 +141,12 @@ def shares_of(size: int, settings: Settings) -> Iterator[Row]:
     with DeviceRanks(size, Entry(settings.kind, settings.library)) as ranks:
         ceiling = ranks(copy_ceiling, large, seconds=60)[0]
         yield gpu.table.info(f"{size} ranks: copy ceiling", ceiling, "GB/s", "read and written")
-        for each in sizes:
-            seconds = median(ranks(time_all_reduce, each, calls, rounds, seconds=60))
-            rate = leader_bytes(each, size) / seconds / 1e9
+        for length in sizes:
+            seconds = median(ranks(time_all_reduce, length, calls, rounds, seconds=60))
+            rate = leader_bytes(length, size) / seconds / 1e9
             note = f"{report.show_time(seconds)} µs, {rate:.0f} GB/s"
-            what = f"{size} ranks: all_reduce {report.show_size(each)}"
-            yield _share(what, 100 * rate / ceiling, WHOLE_SHARES.get(each), note)
+            what = f"{size} ranks: all_reduce {report.show_size(length)}"
+            yield _share(what, 100 * rate / ceiling, WHOLE_SHARES.get(length), note)
         yield from _kernel(ranks, size, sizes[-2:], ceiling)
         for name, (_, least) in COLLECTIVES.items():
             seconds = median(ranks(time_collective, name, sizes[-1], calls, 3, seconds=60))
@@ -166,23 +166,23 @@ def _share(what: str, percent: float, target: float | None, note: str) -> Row:
 
 def _kernel(ranks: DeviceRanks, size: int, sizes: list[int], ceiling: float) -> Iterator[Row]:
     """Yield the leader's kernel alone: without the ranks' waiting for one another."""
-    for each in sizes:
-        seconds = ranks(kernel_time, each, 10, seconds=60)[0]
-        what = f"{size} ranks: kernel alone {report.show_size(each)}"
+    for length in sizes:
+        seconds = ranks(kernel_time, length, 10, seconds=60)[0]
+        what = f"{size} ranks: kernel alone {report.show_size(length)}"
         if not seconds:
             yield gpu.table.info(what, note="the profiler shows no kernel here")
             continue
-        rate = leader_bytes(each, size) / seconds / 1e9
+        rate = leader_bytes(length, size) / seconds / 1e9
         note = f"{report.show_time(seconds)} µs"
-        yield _share(what, 100 * rate / ceiling, KERNEL_SHARE if each >= LARGE else None, note)
+        yield _share(what, 100 * rate / ceiling, KERNEL_SHARE if length >= LARGE else None, note)
 
 
 def many(size: int, settings: Settings) -> Iterator[Row]:
     """More ranks than anybody would put on a GPU: slow perhaps, but they end."""
-    each = settings.pick(LARGE, MIB, MIB)
+    length = settings.pick(LARGE, MIB, MIB)
     with DeviceRanks(size, Entry(settings.kind, settings.library)) as ranks:
-        times = ranks(time_all_reduce, each, 8, 3, seconds=60)
-        what = f"{size} ranks: all_reduce {report.show_size(each)} ends"
+        times = ranks(time_all_reduce, length, 8, 3, seconds=60)
+        what = f"{size} ranks: all_reduce {report.show_size(length)} ends"
         yield gpu.table.passed(what, 1e6 * median(times), "µs")
 
 

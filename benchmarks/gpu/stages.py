@@ -77,8 +77,8 @@ class Stage:
 
     def function(self) -> Function:
         module, _, name = self.where.rpartition(".")
-        found: Function = getattr(importlib.import_module(module), name)
-        return found
+        loaded: Function = getattr(importlib.import_module(module), name)
+        return loaded
 
 
 # kind, function, seconds by number of ranks (expected, none is measured), what it decides
@@ -136,7 +136,7 @@ def in_order(kinds: Iterable[tuple[str, str, dict[int, int], str]]) -> list[Stag
     first = [name for names in CALLS.values() for name in names]
     first.insert(1, "build")  # where it is wanted, nothing goes without it
     place = {name: number for number, name in enumerate(first)}
-    return sorted(stages, key=lambda one: (place.get(one.name, len(place)), one.ranks))
+    return sorted(stages, key=lambda stage: (place.get(stage.name, len(place)), stage.ranks))
 
 
 STAGES = in_order(KINDS)
@@ -147,7 +147,7 @@ def of_call(number: int) -> list[str]:
     release = os.uname().release.lower()
     sandboxed = release == "4.4.0" or "gvisor" in release  # as gVisor calls itself
     names = CALLS[number]
-    return [one for name in names for one in (INSTEAD.get(name, [name]) if sandboxed else [name])]
+    return [s for name in names for s in (INSTEAD.get(name, [name]) if sandboxed else [name])]
 
 
 # Stages that tell most of a machine with a GPU a rank, and those that only it runs unasked.

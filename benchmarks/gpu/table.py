@@ -18,7 +18,7 @@ STAGE_HEAD = ("ranks", "expected_s", "seconds", "status", "decides")
 
 @dataclass(frozen=True)
 class Row:
-    """One line of the table. A `target` is of a figure; what is right or wrong has none."""
+    """One line of the table. A figure may have a `target`; a plain check has none."""
 
     what: str
     figure: float | None = None

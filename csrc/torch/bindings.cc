@@ -8,7 +8,6 @@
 
 #include "base/stream_copy.h"
 #include "device/kernels_for.h"
-#include "plan/cursor.h"
 #include "plan/registry.h"
 #include "plan/rules.h"
 #include "plan/topology.h"
@@ -176,60 +175,6 @@ void bind_backend(py::module_& module) {
       .def_property_readonly("parts", &Works::parts);
 }
 
-// The steps of a plan, one after another.
-py::list steps_of(const Plan& plan) {
-  py::list steps;
-  for (PlanCursor step(plan); step; step.next()) {
-    py::list operands;
-    for (uint32_t i = 0; i < uint32_t{step->dst_count} + step->src_count; ++i) {
-      const Ref& ref = plan.refs[step->first_ref + i];
-      const int space = static_cast<int>(ref.space);
-      operands.append(py::make_tuple(space, ref.rank, ref.from, step.offset(ref)));
-    }
-    const int verb = static_cast<int>(step->verb);
-    steps.append(py::make_tuple(verb, step->peer, int{step->lane}, step.bytes(),
-                                int{step->dst_count}, operands));
-  }
-  return steps;
-}
-
-// A call of ringcomm/algorithms/call.py, and what is known of its hosts.
-using Counts = std::vector<uint64_t>;
-using ShapeTuple = std::tuple<int, int, int, uint64_t, Rank, uint64_t, Counts, Counts, Counts,
-                              std::string, std::vector<std::string>>;
-
-// The ranks of one host have mapped windows.
-py::tuple plan_of(const ShapeTuple& given, Rank rank, const std::optional<std::string>& asked) {
-  Shape shape;
-  int collective = 0;
-  std::string word;
-  std::vector<std::string> names;
-  std::tie(collective, shape.size, shape.local, shape.element, shape.root, shape.bytes,
-           shape.shards, shape.send, shape.recv, word, names) = given;
-  shape.collective = static_cast<Collective>(collective);
-  std::vector<int> host_of;
-  for (Rank r = 0; r < shape.size; ++r) host_of.push_back(r / shape.local);
-  const Reach reach = reach_of(parse_topology(word), host_of, names);
-  static_cast<Levels&>(shape) = static_cast<const Levels&>(reach);
-  shape.geometry =
-      reach.mapped ? Geometry::for_ranks(shape.size) : Geometry::across_hosts(shape.size);
-  const Algorithm algorithm = asked ? algorithm_called(*asked) : select(shape, reach.mapped);
-  const Plan plan = make_plan(shape, rank, algorithm);
-  return py::make_tuple(to_string(algorithm), selection_reason(shape, reach.mapped),
-                        steps_of(plan));
-}
-
-std::vector<py::dict> rows_of_selection(int size, const std::string& costs, int local) {
-  std::vector<py::dict> rows;
-  const auto choose = [&] { return selection(size, parse_topology(costs).costs, local); };
-  for (const SelectionRow& row : with_value_errors(choose)) {
-    rows.emplace_back("collective"_a = to_string(row.collective),
-                      "algorithm"_a = to_string(row.algorithm), "limit"_a = row.limit,
-                      "needs"_a = row.needs, "text"_a = row.text);
-  }
-  return rows;
-}
-
 // An algorithm of the program's own: ringcomm/algorithms/registry.py has its scripts, by shape.
 void register_by_name(const std::string& name, const std::vector<int>& collectives) {
   std::vector<Collective> all;
@@ -333,42 +278,11 @@ void bind_blocks(py::module_& module) {
              py::arg("sources") = 1, py::arg("divisor") = 1.0F, NoGil());
 }
 
-// Names and numbers that Python needs are taken from here, so that no list is kept twice.
-void bind_names(py::module_& module) {
-  py::list collectives, rooted, sharded, algorithms, kernels;
-  for (int i = 0; i < kCollectives; ++i) {
-    const auto collective = static_cast<Collective>(i);
-    const py::str name(to_string(collective));
-    collectives.append(name);
-    if (ringcomm::rooted(collective)) rooted.append(name);
-    if (ringcomm::sharded(collective)) sharded.append(name);
-  }
-  for (const char* const name : algorithm_names())
-    (std::ssize(algorithms) < kAlgorithms ? algorithms : kernels).append(name);
-  module.attr("COLLECTIVES") = py::tuple(collectives);
-  module.attr("ROOTED") = py::tuple(rooted);
-  module.attr("SHARDED") = py::tuple(sharded);
-  module.attr("ALGORITHMS") = py::tuple(algorithms);
-  module.attr("KERNELS") = py::tuple(kernels);
-  module.attr("PURPOSES") = py::tuple(py::cast(kPurposeNames));
-  const Geometry mapped = Geometry::for_ranks(2), network = Geometry::across_hosts(2);
-  module.attr("LIMITS") = py::dict(
-      "any_size"_a = kAnySize, "few_ends"_a = kFewEnds, "few_host_ranks"_a = kFewEnds * kFewEnds,
-      "inbox_bytes"_a = network.inbox_bytes, "line_bytes"_a = kLineBytes,
-      "most_device_ranks"_a = cuda::kMostRanks, "most_ranks"_a = kMostRanks,
-      "one_shot_bytes"_a = kOneShotBytes, "segment_bytes"_a = mapped.segment_bytes,
-      "slot_bytes"_a = network.inbox_bytes / network.slots);
-  const Costs costs;
-  module.attr("DEFAULT_COSTS") = py::make_tuple(costs.alpha, costs.beta, costs.gamma);
-  module.attr("INCAST") = kIncast;
-}
-
 // The core seen from Python, for the benchmarks and the tests.
 void bind_core(py::module_& module) {
+  module.attr("PURPOSES") = py::tuple(py::cast(kPurposeNames));
+  module.attr("MOST_DEVICE_RANKS") = cuda::kMostRanks;
   module.def("copy", &copy_tensor, NoGil());
-  module.def("plan", [](const ShapeTuple& shape, Rank rank, std::optional<std::string> asked) {
-    return with_value_errors([&] { return plan_of(shape, rank, asked); });
-  });
   module.def("kernel_seconds", &kernel_seconds, py::arg("collective"), py::arg("ranks"),
              py::arg("bytes"), py::arg("nvlink"), py::arg("capability"));
   module.def("register_algorithm", &register_by_name, py::arg("name"), py::arg("collectives"));
@@ -380,8 +294,6 @@ void bind_core(py::module_& module) {
   module.def("same_host", [](const Identity& a, const Identity& b) {
     return std::make_from_tuple<HostIdentity>(a).same_host(std::make_from_tuple<HostIdentity>(b));
   });
-  module.def("selection", &rows_of_selection, py::arg("size"), py::arg("costs") = "",
-             py::arg("local") = 1);
 }
 
 }  // namespace
@@ -391,7 +303,6 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
   bind_options(module);
   bind_backend(module);
   bind_blocks(module);
-  bind_names(module);
   bind_core(module);
   bind_elastic(module);
 

@@ -1,9 +1,11 @@
-// The Python module ringcomm._verifier (see ringcomm/_verifier.pyi): the verifier, without the
-// engine and without torch.
+// The Python module ringcomm._planner (see ringcomm/_planner.pyi): plans, the table that selects
+// them, and the verifier. It needs neither torch nor a group, so commands that use it start at
+// once.
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
 #include "plan/cursor.h"
+#include "plan/topology.h"
 #include "verify/plan_text.h"
 #include "verify/proof.h"
 
@@ -11,21 +13,25 @@ namespace ringcomm {
 namespace {
 
 namespace py = pybind11;
+using namespace py::literals;
 
-// A call of ringcomm/algorithms/call.py, and the geometry.
 using Counts = std::vector<uint64_t>;
-using ShapeTuple =
-    std::tuple<int, int, int, uint64_t, Rank, uint64_t, Counts, Counts, Counts, Counts>;
+// ringcomm/algorithms/call.py has the same fields in the same order.
+using CallTuple = std::tuple<int, int, int, uint64_t, Rank, uint64_t, Counts, Counts, Counts>;
 using Words = std::vector<std::vector<int64_t>>;
 
-Shape shape_of(const ShapeTuple& given) {
+Shape shape_of(const CallTuple& call) {
   Shape shape;
   int collective = 0;
-  Counts geometry;
   std::tie(collective, shape.size, shape.local, shape.element, shape.root, shape.bytes,
-           shape.shards, shape.send, shape.recv, geometry) = given;
-  RINGCOMM_CHECK(geometry.size() == 6, "a geometry of ", geometry.size(), " numbers");
+           shape.shards, shape.send, shape.recv) = call;
   shape.collective = static_cast<Collective>(collective);
+  return shape;
+}
+
+Shape shape_of(const CallTuple& call, const Counts& geometry) {
+  RINGCOMM_CHECK(geometry.size() == 6, "a geometry of ", geometry.size(), " numbers");
+  Shape shape = shape_of(call);
   shape.geometry = {shape.size,  geometry[0], geometry[1], geometry[2],
                     geometry[3], geometry[4], geometry[5]};
   return shape;
@@ -54,8 +60,8 @@ Counts geometry(int size, bool mapped) {
           made.slots,         made.line_bytes, made.one_shot_bytes};
 }
 
-py::object prove_scripts(const ShapeTuple& given, const Words& words) {
-  const Shape shape = shape_of(given);
+py::object prove_scripts(const CallTuple& call, const Counts& geometry, const Words& words) {
+  const Shape shape = shape_of(call, geometry);
   const std::vector<Script> scripts = scripts_of(words);
   const Verdict verdict = with_errors([&] { return prove(shape, scripts); });
   const Finding& finding = verdict.finding;
@@ -81,8 +87,8 @@ py::object prove_scripts(const ShapeTuple& given, const Words& words) {
                         tell_all(finding.places));
 }
 
-py::tuple mutants_of(const ShapeTuple& given, const Words& words) {
-  const Shape shape = shape_of(given);
+py::tuple mutants_of(const CallTuple& call, const Counts& geometry, const Words& words) {
+  const Shape shape = shape_of(call, geometry);
   const std::vector<Script> scripts = scripts_of(words);
   const Mutants found = with_errors([&] { return mutants(shape, scripts); });
   const Scripted made = scripted(shape, scripts, false);
@@ -94,11 +100,8 @@ py::tuple mutants_of(const ShapeTuple& given, const Words& words) {
   return py::make_tuple(found.dropped, spare);
 }
 
-// The steps of one rank's plan, as _C.plan has them.
-py::list steps_of(const ShapeTuple& given, Rank rank, const std::vector<int64_t>& words) {
-  const Shape shape = shape_of(given);
-  const Plan plan =
-      with_errors([&] { return scripted_plan(shape, rank, Algorithm::kTree, {words}); });
+// The steps of a plan, one after another.
+py::list steps_of(const Plan& plan) {
   py::list steps;
   for (PlanCursor step(plan); step; step.next()) {
     py::list operands;
@@ -113,21 +116,97 @@ py::list steps_of(const ShapeTuple& given, Rank rank, const std::vector<int64_t>
   return steps;
 }
 
+py::list script_steps(const CallTuple& call, const Counts& geometry, Rank rank,
+                      const std::vector<int64_t>& words) {
+  const Shape shape = shape_of(call, geometry);
+  return steps_of(
+      with_errors([&] { return scripted_plan(shape, rank, Algorithm::kTree, {words}); }));
+}
+
+// The ranks of one host have mapped windows. `costs` and `names` are those of the hosts' network.
+py::tuple plan_of(const CallTuple& call, const std::string& costs,
+                  const std::vector<std::string>& names, Rank rank,
+                  const std::optional<std::string>& asked) {
+  Shape shape = shape_of(call);
+  Reach reach;
+  Algorithm algorithm{};
+  const Plan plan = with_errors([&] {
+    std::vector<int> host_of;
+    for (Rank r = 0; r < shape.size; ++r) host_of.push_back(r / shape.local);
+    reach = reach_of(parse_topology(costs), host_of, names);
+    static_cast<Levels&>(shape) = static_cast<const Levels&>(reach);
+    shape.geometry =
+        reach.mapped ? Geometry::for_ranks(shape.size) : Geometry::across_hosts(shape.size);
+    algorithm = asked ? algorithm_called(*asked) : select(shape, reach.mapped);
+    return make_plan(shape, rank, algorithm);
+  });
+  return py::make_tuple(to_string(algorithm), selection_reason(shape, reach.mapped),
+                        steps_of(plan));
+}
+
+std::vector<py::dict> rows_of_selection(int size, const std::string& costs, int local) {
+  const auto choose = [&] { return selection(size, parse_topology(costs).costs, local); };
+  std::vector<py::dict> rows;
+  for (const SelectionRow& row : with_errors(choose)) {
+    rows.emplace_back("collective"_a = to_string(row.collective),
+                      "algorithm"_a = to_string(row.algorithm), "limit"_a = row.limit,
+                      "needs"_a = row.needs, "text"_a = row.text);
+  }
+  return rows;
+}
+
 // The plan in words, with its loops.
-std::string text_of(const ShapeTuple& given, Rank rank, const std::vector<int64_t>& words) {
-  const Shape shape = shape_of(given);
+std::string text_of(const CallTuple& call, const Counts& geometry, Rank rank,
+                    const std::vector<int64_t>& words) {
+  const Shape shape = shape_of(call, geometry);
   return with_errors(
       [&] { return to_text(scripted_plan(shape, rank, Algorithm::kTree, {words})); });
 }
 
+// Names and numbers that Python needs are taken from here, so that no list is kept twice.
+void bind_names(py::module_& module) {
+  py::list collectives, rooted, sharded, algorithms, kernels;
+  for (int i = 0; i < kCollectives; ++i) {
+    const auto collective = static_cast<Collective>(i);
+    const py::str name(to_string(collective));
+    collectives.append(name);
+    if (ringcomm::rooted(collective)) rooted.append(name);
+    if (ringcomm::sharded(collective)) sharded.append(name);
+  }
+  for (const char* const name : algorithm_names())
+    (std::ssize(algorithms) < kAlgorithms ? algorithms : kernels).append(name);
+  module.attr("COLLECTIVES") = py::tuple(collectives);
+  module.attr("ROOTED") = py::tuple(rooted);
+  module.attr("SHARDED") = py::tuple(sharded);
+  module.attr("ALGORITHMS") = py::tuple(algorithms);
+  module.attr("KERNELS") = py::tuple(kernels);
+  const Geometry mapped = Geometry::for_ranks(2), network = Geometry::across_hosts(2);
+  module.attr("LIMITS") =
+      py::dict("any_size"_a = kAnySize, "few_ends"_a = kFewEnds,
+               "few_host_ranks"_a = kFewEnds * kFewEnds, "inbox_bytes"_a = network.inbox_bytes,
+               "line_bytes"_a = kLineBytes, "most_ranks"_a = kMostRanks,
+               "one_shot_bytes"_a = kOneShotBytes, "segment_bytes"_a = mapped.segment_bytes,
+               "slot_bytes"_a = network.inbox_bytes / network.slots);
+  const Costs costs;
+  module.attr("DEFAULT_COSTS") = py::make_tuple(costs.alpha, costs.beta, costs.gamma);
+  module.attr("INCAST") = kIncast;
+}
+
 }  // namespace
 
-PYBIND11_MODULE(_verifier, module) {
+PYBIND11_MODULE(_planner, module) {
+  bind_names(module);
+  module.def("plan", &plan_of, py::arg("call"), py::arg("costs"), py::arg("names"), py::arg("rank"),
+             py::arg("algorithm"));
+  module.def("selection", &rows_of_selection, py::arg("size"), py::arg("costs") = "",
+             py::arg("local") = 1);
   module.def("geometry", &geometry, py::arg("size"), py::arg("mapped"));
-  module.def("prove", &prove_scripts, py::arg("shape"), py::arg("scripts"));
-  module.def("mutants", &mutants_of, py::arg("shape"), py::arg("scripts"));
-  module.def("steps", &steps_of, py::arg("shape"), py::arg("rank"), py::arg("script"));
-  module.def("text", &text_of, py::arg("shape"), py::arg("rank"), py::arg("script"));
+  module.def("prove", &prove_scripts, py::arg("call"), py::arg("geometry"), py::arg("scripts"));
+  module.def("mutants", &mutants_of, py::arg("call"), py::arg("geometry"), py::arg("scripts"));
+  module.def("steps", &script_steps, py::arg("call"), py::arg("geometry"), py::arg("rank"),
+             py::arg("script"));
+  module.def("text", &text_of, py::arg("call"), py::arg("geometry"), py::arg("rank"),
+             py::arg("script"));
 }
 
 }  // namespace ringcomm

@@ -28,7 +28,7 @@ def free_port() -> int:
 
 
 def all_reduce(rank: int, ranks: int, port: int, algorithm: Algorithm, elements: int) -> float:
-    """What one rank does: give rank + 1 everywhere, and return what the sum is everywhere."""
+    """Run one rank: give rank + 1 everywhere, and return what the sum is everywhere."""
     ringcomm.algorithms.register_algorithm("by_hand", algorithm, ["all_reduce"])
     dist.init_process_group(
         "ringcomm",

@@ -1,4 +1,4 @@
-"""What the scripts of this folder share: a tiny network, its data, and the checks at the end.
+"""The common parts of these scripts: a tiny network, its data, and the checks at the end.
 
 A client may cut the data as it likes: the network notes what it learns from. So one process can
 train again on what all ranks saw, with the mean of their gradients, and must get the same numbers.
@@ -19,7 +19,7 @@ BATCH = 8  # a rank and step
 RATE = 0.1
 
 Result = tuple[Sequence[torch.Tensor], Sequence[torch.Tensor]]  # parameters, batches
-Cost = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]  # of outputs and inputs
+Cost = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]  # takes outputs and inputs
 Model = tuple[nn.Module, Cost] | None
 
 
@@ -39,7 +39,7 @@ class Network(nn.Module):
 
 
 def points() -> torch.Tensor:
-    """What is learnt from. There are no labels: `loss` knows what is right."""
+    """Return the inputs to learn from. There are no labels: `loss` knows what is right."""
     return torch.randn(2 * STEPS * BATCH, 8, generator=torch.Generator().manual_seed(1))
 
 

@@ -15,7 +15,7 @@ from ray.train.torch import TorchConfig, TorchTrainer, prepare_data_loader, prep
 
 
 def train(settings: dict[str, Any]) -> None:
-    """What each worker runs. Ray has made the process group, and destroys it."""
+    """Run in each worker. Ray has made the process group, and destroys it."""
     sys.path.insert(0, settings["folder"])
     import tiny
     from torch.utils.data import DataLoader

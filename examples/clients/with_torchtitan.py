@@ -45,7 +45,7 @@ def llama() -> torch.nn.Module:
 
 
 def loss(outputs: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
-    """Of guessing each next token."""
+    """Return the loss of guessing each next token."""
     return torch.nn.functional.cross_entropy(outputs[:, :-1].flatten(0, 1), tokens[:, 1:].flatten())
 
 

@@ -16,7 +16,7 @@ import transformers
 
 
 class Model(torch.nn.Module):
-    """What a Trainer trains: called with a batch's names, it returns a loss."""
+    """The model of a Trainer: called with a batch's names, it returns a loss."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -10,7 +10,7 @@ plan. Register it for this group, on this network: docs/search.md.
 from ringcomm.algorithms import Chunk, Shape, copy, send
 
 RANKS = 4
-PARTS = 1  # of each rank's part of the message
+PARTS = 1  # chunks in each rank's part of the message
 # send:  send the chunk
 # take:  copy the chunk that was sent into the output
 # Each step: the verb, the chunk, from which rank, to which rank.

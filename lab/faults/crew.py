@@ -73,44 +73,44 @@ class RankHandle:
 
 
 @dataclass
-class Job:
+class RankGroup:
     """Ranks of one group, or of as many as they make."""
 
     ranks: list[RankHandle]
-    port: int  # of the store
+    port: int  # the store's
 
     def until(self, news: str, seconds: float = STARTED) -> None:
         """Wait until every rank has told `news`."""
         end = time.monotonic() + seconds
-        while missing := [one for one in self.ranks if news not in one.news]:
-            if any(one.gone for one in missing) or time.monotonic() > end:
-                said = [one.end or one.log[-2000:] for one in missing]
+        while missing := [rank for rank in self.ranks if news not in rank.news]:
+            if any(rank.gone for rank in missing) or time.monotonic() > end:
+                said = [rank.end or rank.log[-2000:] for rank in missing]
                 raise RuntimeError(f"no '{news}' from all ranks: {said}")
             self._read(missing, end)
 
     def ends(self, seconds: float) -> list[End]:
         """Return what each rank said at its end; a rank that does not end in time is killed."""
         end = time.monotonic() + seconds
-        while running := [one for one in self.ranks if not one.gone]:
+        while running := [rank for rank in self.ranks if not rank.gone]:
             if time.monotonic() > end:
                 break
             self._read(running, end)
         self.close()
         hung, died = f"hangs; killed after {seconds:.0f} s", "its process died"
-        return [one.end or {"lost": died if one.gone else hung} for one in self.ranks]
+        return [rank.end or {"lost": died if rank.gone else hung} for rank in self.ranks]
 
     @staticmethod
     def _read(some: Sequence[RankHandle], end: float) -> None:
-        ready = wait([one.pipe for one in some], max(0.0, end - time.monotonic()))
-        for one in some:
-            if one.pipe in ready:
-                one.read()
+        ready = wait([rank.pipe for rank in some], max(0.0, end - time.monotonic()))
+        for rank in some:
+            if rank.pipe in ready:
+                rank.read()
 
     def close(self) -> None:
-        for one in self.ranks:
-            if not one.gone:
-                kill(one.pid)
-            one.pipe.close()
+        for rank in self.ranks:
+            if not rank.gone:
+                kill(rank.pid)
+            rank.pipe.close()
 
 
 class Crew:
@@ -162,7 +162,7 @@ class Crew:
         args: Sequence[Any] = (),
         port: int | None = None,
         env: Mapping[str, str] | None = None,
-    ) -> Job:
+    ) -> RankGroup:
         """Start a task of agent.py as every rank; `places` are their hosts.
 
         The store is rank 0's unless it is served at a `port` of host 0 by somebody else.
@@ -185,11 +185,11 @@ class Crew:
             pipe = self._accept()
             try:
                 ticket = pipe.recv()
-            except EOFError:  # of a job that was killed at once
+            except EOFError:  # the job was killed at once
                 continue
             if ticket[0] == number:
                 pipes[ticket[1]] = pipe
-        return Job([RankHandle(*ticket, pipes[i]) for i, ticket in enumerate(tickets)], port)
+        return RankGroup([RankHandle(*ticket, pipes[i]) for i, ticket in enumerate(tickets)], port)
 
     def close(self) -> None:
         self.hosts.close()

@@ -49,7 +49,7 @@ def step_after(steps: Sequence[dict[str, float]], changes: Sequence[dict[str, fl
     return min(step["at"] for step in steps if step["at"] > changes[0]["at"])
 
 
-class Job:
+class SteppingJob:
     """Processes of step_rank.py, which write their steps into a folder."""
 
     def __init__(self, folder: Path) -> None:
@@ -57,11 +57,11 @@ class Job:
 
     def steps(self) -> dict[int, list[tuple[float, int]]]:
         """When each process, by its id, has applied which steps."""
-        found = {}
+        by_process = {}
         for path in self.folder.glob("rank-*"):
             lines = [line.split() for line in path.read_text().splitlines() if line.count(" ") == 1]
-            found[int(path.name[5:])] = [(float(at), int(step)) for at, step in lines]
-        return found
+            by_process[int(path.name[5:])] = [(float(at), int(step)) for at, step in lines]
+        return by_process
 
     def await_steps(self, count: int) -> list[int]:
         """Wait until SIZE processes have made so many; returns their ids."""
@@ -126,7 +126,7 @@ def torchrun(chance: random.Random) -> float:
         command += ["--standalone", "--local-addr", "127.0.0.1", "--nproc-per-node", str(SIZE)]
         command += ["--max-restarts", "3", "--monitor-interval", "0.1"]
         with running([[*command, str(PROGRAM), name, "torchrun"]]):
-            return Job(Path(name)).kill_one(chance)
+            return SteppingJob(Path(name)).kill_one(chance)
 
 
 def torchft(chance: random.Random) -> float:
@@ -147,7 +147,7 @@ def torchft(chance: random.Random) -> float:
             words = [str(SIZE), f"http://127.0.0.1:{port}"]
             ranks = [[python, str(PROGRAM), name, "torchft", str(n), *words] for n in range(SIZE)]
             with running(ranks):
-                return Job(Path(name)).kill_one(chance)
+                return SteppingJob(Path(name)).kill_one(chance)
         finally:
             lighthouse.kill()
             lighthouse.wait()

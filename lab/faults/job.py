@@ -21,7 +21,7 @@ STORE = set(range(29500, 29600))  # ports of stores: not the backend's connectio
 LIMIT = 40.0  # seconds that a group waits: long enough for what shall survive
 PATIENCE = 20.0  # for ranks to end when it is over
 FRAGMENT = 70  # letters of an error that a cell of the table shows
-Span = tuple[float, float]  # of time.monotonic(), which all processes here share
+Span = tuple[float, float]  # by time.monotonic(), which all processes here share
 Call = tuple[float, float, str, int]  # begin, end, type and size as a word, bytes
 
 
@@ -98,9 +98,9 @@ class Job:
     def connections(self, host: int, peer: int | None = None) -> list[str]:
         """The backend's own connections of a host, as expressions of ss."""
         dst = None if peer is None else self.hosts.addresses[peer]
-        found = self.hosts.connections(host, dst=dst)
-        ends = [{int(port) for port in re.findall(r":(\d+) ", one)} for one in found]
-        return [one for one, ports in zip(found, ends, strict=True) if not ports & STORE]
+        connections = self.hosts.connections(host, dst=dst)
+        ends = [{int(port) for port in re.findall(r":(\d+) ", line)} for line in connections]
+        return [line for line, ports in zip(connections, ends, strict=True) if not ports & STORE]
 
     def kill(self, host: int, connections: Sequence[str]) -> int:
         """Reset these connections of a host, both ends; how many it were."""

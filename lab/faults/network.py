@@ -37,8 +37,8 @@ def resets(form: Form) -> Verdict:
                     job.begins()
                 while time.monotonic() < begin + seconds:
                     host = chance.randrange(hosts.count)
-                    found = job.connections(host)
-                    some = chance.sample(found, min(len(found), chance.randint(1, 3)))
+                    connections = job.connections(host)
+                    some = chance.sample(connections, min(len(connections), chance.randint(1, 3)))
                     if harmful:
                         killed += job.kill(host, some)
                     else:

@@ -64,8 +64,8 @@ def succeeded(form: Form) -> Verdict:
         successor = started(form, "train", [1, 2], **env)
         tally.add(named(job.ends(2 * HANGS)[0], ["rank 1"], at, tally))
         tally.add(undisturbed(stopped(successor)))
-        for one in (*job.ranks, *successor.ranks):
-            await_end(one.pid)  # the next job needs the port
+        for rank in (*job.ranks, *successor.ranks):
+            await_end(rank.pid)  # the next job needs the port
     return tally.verdict("were told who died, or not disturbed")
 
 

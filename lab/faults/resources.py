@@ -12,7 +12,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from lab.faults.crew import FOLDER, Crew, Job, crew
+from lab.faults.crew import FOLDER, Crew, RankGroup, crew
 from lab.faults.strangers import STRANGERS, ports_of
 from lab.faults.table import Fault, Form, Verdict
 from lab.faults.tally import HANGS, Tally, started, stopped, undisturbed
@@ -33,9 +33,9 @@ def gone(form: Form) -> Verdict:
         time.sleep(chance.uniform(0, 0.1))
         job.close()
     end = time.monotonic() + 5  # the kernel takes its time to remove processes
-    while (found := traces(lab) - before) and time.monotonic() < end:
+    while (left := traces(lab) - before) and time.monotonic() < end:
         time.sleep(0.05)
-    tally.add(f"left behind: {sorted(found)[:5]}" if found else None)
+    tally.add(f"left behind: {sorted(left)[:5]}" if left else None)
     job = started(form, "train", [0, 0, 1, 1])
     ends = stopped(job)
     tiny = {end.get("shm_bytes") for end in ends} == {64 << 10}
@@ -43,25 +43,25 @@ def gone(form: Form) -> Verdict:
     return tally.verdict("looks found nothing; a /dev/shm of 64 KB is enough")
 
 
-def shm_of(job: Job) -> list[str]:
+def shm_of(job: RankGroup) -> list[str]:
     """List the /dev/shm that the ranks see: the agent's, of 64 KB."""
     return [path.name for path in Path(f"/proc/{job.ranks[0].pid}/root/dev/shm").iterdir()]
 
 
 def traces(lab: Crew) -> set[str]:
     """Processes, sockets, descriptors and files in /dev/shm on the first two hosts."""
-    found: set[str] = set()
+    seen: set[str] = set()
     for host in (0, 1):
         agent = lab.agents[host][0]
         processes = subprocess.run(
             ["ip", "netns", "pids", lab.hosts.namespaces[host]], capture_output=True, text=True
         )
-        found |= {f"process {pid}" for pid in processes.stdout.split()}
-        found |= {str(path) for path in Path(f"/proc/{agent}/root/dev/shm").iterdir()}
-        found |= {str(path) for path in Path(f"/proc/{agent}/fd").iterdir()}
+        seen |= {f"process {pid}" for pid in processes.stdout.split()}
+        seen |= {str(path) for path in Path(f"/proc/{agent}/root/dev/shm").iterdir()}
+        seen |= {str(path) for path in Path(f"/proc/{agent}/fd").iterdir()}
         sockets = lab.hosts.inside(host, "ss", "-Haxtn", "exclude", "time-wait")
-        found |= {" ".join(line.split()) for line in sockets.splitlines()}
-    return found
+        seen |= {" ".join(line.split()) for line in sockets.splitlines()}
+    return seen
 
 
 # ---- another secret
@@ -153,13 +153,15 @@ def restarted(form: Form) -> Verdict:
         )
         said = [json.loads(path.read_text()) for path in Path(folder).iterdir()]
     for life in range(1, kills + 1):
-        killed = [one["killed"] for one in said if one["life"] == life - 1 and "killed" in one]
-        ranks = [one for one in said if one["life"] == life]
-        if not killed or not ranks or not all(one["exact"] for one in ranks):
+        killed = [
+            answer["killed"] for answer in said if answer["life"] == life - 1 and "killed" in answer
+        ]
+        ranks = [answer for answer in said if answer["life"] == life]
+        if not killed or not ranks or not all(answer["exact"] for answer in ranks):
             tally.add("the next life did not come to a result")
             continue
-        imports = max(one["imported"] - one["began"] for one in ranks)
-        took = max(one["ready"] for one in ranks) - killed[0]
+        imports = max(answer["imported"] - answer["began"] for answer in ranks)
+        took = max(answer["ready"] for answer in ranks) - killed[0]
         tally.took("result again after", took - imports)
         tally.took("and imports of", imports)
         most = 3 if form.long else limit(3)  # a busy machine takes as long as it takes
@@ -195,7 +197,7 @@ RESOURCES = [
         "the wall clock jumps an hour forth and back",
         "exact results, no error",
         misled,
-        elsewhere=False,  # what is preloaded changes what is read, not what the kernel waits for
+        elsewhere=False,  # the preloaded library changes reads, and not waits in the kernel
     ),
     Fault(
         "stall",

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from lab.faults.crew import Crew, Job, crew
+from lab.faults.crew import Crew, RankGroup, crew
 from lab.faults.table import Fault, Form, Verdict
 from lab.faults.tally import HANGS, started, stopped, undisturbed
 from lab.strangers import Address
@@ -41,8 +41,8 @@ class Watch:
 
     def look(self, whom: int) -> None:
         """For one window."""
-        began, (pace, each) = time.monotonic(), paced()
-        while time.monotonic() < began + each / pace:
+        began, (pace, visits) = time.monotonic(), paced()
+        while time.monotonic() < began + visits / pace:
             now = footprint(self.pid)
             self.most = max(self.most[0], now[0]), max(self.most[1], now[1])
             time.sleep(0.05)
@@ -64,7 +64,7 @@ def bothered(form: Form) -> Verdict:
 
     What both have in common is what strangers cost the machine; the rest is what they cost the job.
     """
-    lab, rounds, (pace, each) = crew(), 80 if form.long else 8, paced()
+    lab, rounds, (pace, visits) = crew(), 80 if form.long else 8, paced()
     recorder = lab.job("record", [1], args=[FIXED])
     recorder.until("running")
     job = started(form, "train", [0, 1], "blocks", RINGCOMM_PORTS=f"{FIXED[0]}-{FIXED[1]}")
@@ -80,7 +80,7 @@ def bothered(form: Form) -> Verdict:
         for whom in (NOBODY, CONTROL, JOB):
             visitor.news.pop("done", None)
             if whom != NOBODY:
-                visitor.send((whom, each))
+                visitor.send((whom, visits))
             watch.look(whom)
             if whom != NOBODY:
                 strangers.until("done")
@@ -121,7 +121,9 @@ def judged(form: Form, watch: Watch, steps: list[float], cpu: float) -> Verdict:
     )
 
 
-def whom_to_bother(form: Form, lab: Crew, job: Job, recorder: Job) -> tuple[Address, bytes]:
+def whom_to_bother(
+    form: Form, lab: Crew, job: RankGroup, recorder: RankGroup
+) -> tuple[Address, bytes]:
     """A listener of the job, and what a rank said to it; nothing where that is not known."""
     recorder.ranks[0].send("stop")
     record = recorder.ends(HANGS)[0]
@@ -131,7 +133,7 @@ def whom_to_bother(form: Form, lab: Crew, job: Job, recorder: Job) -> tuple[Addr
     return (lab.hosts.addresses[1], ports_of(lab, 1, job)[0]), b""
 
 
-def ports_of(lab: Crew, host: int, job: Job) -> list[int]:
+def ports_of(lab: Crew, host: int, job: RankGroup) -> list[int]:
     """Where a host's processes listen, but for the job's store."""
     lines = lab.hosts.inside(host, "ss", "-Hltn").splitlines()
     ports = [int(line.split()[3].rpartition(":")[2]) for line in lines]

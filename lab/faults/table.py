@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Form:
-    """Whom it is done to, for how long, and what chooses the random parts."""
+    """The backend that it is done to, for how long, and the seed of its random parts."""
 
     backend: str = "ringcomm"
     long: bool = False

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from lab.faults.crew import End, Job, crew
+from lab.faults.crew import End, RankGroup, crew
 from lab.faults.table import Form, Verdict
 from lab.outcomes import DESTROYED, SOON
 
@@ -75,13 +75,13 @@ def undisturbed(ends: Sequence[End]) -> str | None:
     return None
 
 
-def started(form: Form, task: str, places: list[int], *args: object, **env: str) -> Job:
+def started(form: Form, task: str, places: list[int], *args: object, **env: str) -> RankGroup:
     job = crew().job(task, places, form.backend, args, env=env)
     job.until("running")
     return job
 
 
-def stopped(job: Job) -> list[End]:
+def stopped(job: RankGroup) -> list[End]:
     """Let a job of `train` come to its end."""
     job.ranks[0].send("stop")
     return job.ends(HANGS)

@@ -153,7 +153,7 @@ def lose(hosts: Hosts, host: int, percent: int) -> None:
 def counted(hosts: Hosts, host: int, table: str) -> int:
     """Return what the counters of a table have counted."""
     text = hosts.inside(host, "nft", "list", "table", "inet", table)
-    return sum(int(found) for found in re.findall(r"counter packets (\d+)", text))
+    return sum(int(packets) for packets in re.findall(r"counter packets (\d+)", text))
 
 
 def corrupted(form: Form) -> Verdict:
@@ -233,10 +233,10 @@ def two_networks(form: Form) -> Verdict:
     if not job.clean:
         return job.verdict()
     both = job.calls([spans["both"]])
-    one, again = (speed(job.calls([spans[name]]), both) for name in ("one", "again"))
-    told = f"all exact, {one:.0%} of the speed on one, {again:.0%} when it is back "
+    single, again = (speed(job.calls([spans[name]]), both) for name in ("one", "again"))
+    told = f"all exact, {single:.0%} of the speed on one, {again:.0%} when it is back "
     told += f"({shares[0]:.0%} of the bytes went over the second)"
-    return job.verdict(told, one >= 0.45 and again >= 0.95 and 0.3 < shares[0] < 0.7)
+    return job.verdict(told, single >= 0.45 and again >= 0.95 and 0.3 < shares[0] < 0.7)
 
 
 def slow_flow(form: Form) -> Verdict:

@@ -18,7 +18,7 @@ MOST = 4096  # bytes of what a record says of its process
 
 
 class Life(enum.Enum):
-    """What is known of a process."""
+    """Tells whether a process still lives, as far as that is known."""
 
     LIVES = "lives"
     GONE = "gone"
@@ -27,10 +27,10 @@ class Life(enum.Enum):
 
 @dataclass(frozen=True)
 class Process:
-    """A process, so that nobody takes another one for it that has its number later."""
+    """A process, told apart from later ones that get the same number."""
 
     pid: int
-    boot: str = ""  # of its kernel, since it started; "": not known
+    boot: str = ""  # the kernel's start; "": not known
     numbers: str = ""  # whose numbers `pid` is one of: the namespace
     started: str = ""  # in ticks since then
     snapshot: bool = field(default=False, compare=False)  # it went on after the record was made

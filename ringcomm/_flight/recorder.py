@@ -56,9 +56,9 @@ JOBS, BYTES, SECONDS = 16, 64 << 20, 7 * 86400  # in the temporary folder, of jo
 _lock, _files_lock = threading.Lock(), threading.Lock()
 _watcher: tuple[int, threading.Thread] | None = None  # the pipe's end that is written
 _told: list[bool] = []
-_files: list[Path] = []  # of groups that live
-_left: list[Path] = []  # of those that were destroyed
-_failed: list[Path] = []  # of those that had failed before
+_files: list[Path] = []  # for live groups
+_left: list[Path] = []  # for groups that were destroyed
+_failed: list[Path] = []  # for groups that had failed before
 _numbers = itertools.count()
 _said: list[bool] = []  # that there can be no files
 
@@ -176,7 +176,7 @@ def text_of(operation: Operation) -> str:
 
 
 def write(path: Path, data: bytes) -> None:
-    """Write a file as a whole: nobody sees half of it."""
+    """Write a file as a whole: readers never see half of it."""
     if path.exists() and not path.is_file():  # a device of the host's, as /dev/null
         raise FileExistsError(f"{path} is no regular file")
     half = path.with_name(f".{path.name}.{os.getpid()}")
@@ -260,7 +260,7 @@ def stop() -> None:
 
 
 def listen(pipe: int, rank: int) -> None:
-    """Look at the pipe, and at the groups, until the program ends; what goes wrong is said once."""
+    """Look at the pipe, and at the groups, until the program ends; report the first error."""
     watcher = _Watcher(load_library(), rank)
     poll = select.poll()
     poll.register(pipe, select.POLLIN)
@@ -272,7 +272,7 @@ def listen(pipe: int, rank: int) -> None:
 
 
 class _Watcher:
-    """What the watching thread does at each turn."""
+    """The work of the watching thread at each turn."""
 
     def __init__(self, library: Any, rank: int) -> None:
         self.library, self.rank, self.asked, self.due = library, rank, 0, 0.0
@@ -440,8 +440,9 @@ def beat() -> None:
 def clean_up(jobs: Path, mine: Path) -> None:
     """Remove folders of jobs that are gone: where there are many or large ones, and old ones.
 
-    A folder stays while one of its processes lives. Where nobody can tell, because it is another
-    container's or of another start of this host, it stays for a week. One of another host stays.
+    A folder stays while one of its processes lives. Where that cannot be known, because it is
+    another container's or of another start of this host, it stays for a week. One of another host
+    stays.
     """
     with contextlib.suppress(OSError):
         count = total = 0

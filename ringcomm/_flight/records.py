@@ -28,10 +28,10 @@ CLOCKS = struct.Struct("<8sQqq")  # magic, begun, steady, wall
 TRAFFIC_AT, SEEN_AT, HEADER_AT = 32, 56, 64
 LEFT_AT, MOMENTS_AT, FAILURE_AT, HEADER_END = 3032, 3040, 3072, 4096
 TRAFFIC = struct.Struct("<3Q")  # bytes sent, frames sent again, connections lost
-TOTALS = struct.Struct("<3Q")  # of a collective: operations, bytes, ticks
+TOTALS = struct.Struct("<3Q")  # operations, bytes and ticks of a collective
 MOMENTS = struct.Struct("<4q")  # ticks and ns of the steady clock: as the process began, and later
 RECORD = struct.Struct("<8Q3q3QiIII")
-LONGEST_NS = 365 * 86400 * 10**9  # of a job: later times are damage
+LONGEST_NS = 365 * 86400 * 10**9  # no job lasts longer: later times are damage
 NOBODY = 0xFFFFFF  # no root, or any rank
 # As `Purpose` in csrc/report/operation.h.
 CALL, SEVERAL, SPARSE, BUFFERS, MEMORY, STAGED, CODES = range(7)
@@ -47,8 +47,8 @@ class Operation:
     those of the group.
     """
 
-    number: int  # of all operations of the group on this rank, from 1
-    sequence: int  # of the collective, equal on all ranks; 0 for messages
+    number: int  # counts all operations of the group on this rank, from 1
+    sequence: int  # counts collectives, equal on all ranks; 0 for messages
     collective: str  # or "send", "recv"
     dtype: str
     op: str | None  # "SUM"
@@ -62,12 +62,12 @@ class Operation:
     ended_ns: int | None = None
     sent: int = 0  # bytes, to other hosts
     waited_ns: int = 0
-    longest_ns: int = 0  # of the waits for one peer
+    longest_ns: int = 0  # the longest wait for one peer
     longest_peer: int | None = None
     resent: int = 0  # frames
     state: str = "done"
     purpose: int = CALL
-    line: str = ""  # of the program, that called: "train.py:42 in step"
+    line: str = ""  # where the program called: "train.py:42 in step"
 
     @property
     def is_message(self) -> bool:
@@ -79,7 +79,7 @@ class Operation:
 
     @property
     def call(self) -> tuple[Any, ...]:
-        """What has to be equal on all ranks."""
+        """The arguments that have to be equal on all ranks."""
         shape = (self.elements, self.splits, self.layout, self.purpose)
         return (self.collective, self.dtype, self.op, self.root, *shape)
 
@@ -128,13 +128,13 @@ class Total(NamedTuple):
 
 @dataclass
 class GroupRecord:
-    """What one rank recorded of one group: the newest `capacity` operations, the oldest first."""
+    """A rank's record of one group: the newest `capacity` operations, the oldest first."""
 
     job: str  # "run/restart"
     pid: int
     host: str
     rank: int  # in the group
-    global_ranks: tuple[int, ...]  # of the members
+    global_ranks: tuple[int, ...]  # by member
     group: str
     steady_ns: int  # both clocks at one moment, at which the record was made
     wall_ns: int
@@ -175,7 +175,7 @@ class GroupRecord:
         return self.begun > max((operation.number for operation in self.operations), default=0)
 
 
-# What the pickle of a rank has of an operation, and of a group. The rest is of ring files alone.
+# Fields of an operation and of a group in the pickle of a rank. Only ring files have the rest.
 FIELDS = [field.name for field in dataclasses.fields(Operation)]
 _OTHERS = {"operations", "source", "remarks", "process", "seen_ns", "has_left", "read_ns"}
 _OTHERS |= {"totals", "traffic"}
@@ -189,7 +189,7 @@ class Ticks:
         """Read two moments of a ring file. Raises ValueError where these cannot be."""
         then, then_ns, self.now, self.now_ns = MOMENTS.unpack_from(data, MOMENTS_AT)
         passed = self.now - then
-        self.length = (self.now_ns - then_ns) / passed if passed else 1.0  # of a tick, in ns
+        self.length = (self.now_ns - then_ns) / passed if passed else 1.0  # a tick's, in ns
         if not 0.05 < self.length < 1000:
             raise ValueError(f"a tick of {self.length} ns")
 
@@ -409,7 +409,7 @@ def read_pickle(path: Path) -> list[GroupRecord]:
 
 @dataclass
 class Folder:
-    """What a folder holds: records, and sentences on what could not be used."""
+    """The contents of a folder: records, and sentences on what could not be used."""
 
     records: list[GroupRecord] = field(default_factory=list)
     remarks: list[str] = field(default_factory=list)
@@ -419,7 +419,7 @@ class Folder:
 def read_folder(path: Path) -> Folder:
     """Read the ring files under a folder, and the pickles of ranks that left no ring file.
 
-    Raises OSError where there is no such folder. What cannot be read is named in `remarks`.
+    Raises OSError where there is no such folder. `remarks` names the files that cannot be read.
     """
     if not path.is_dir():
         raise FileNotFoundError(f"{path} is no folder")

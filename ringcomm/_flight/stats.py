@@ -1,4 +1,4 @@
-"""What this rank's groups have done so far, as numbers."""
+"""Numbers of what this rank's groups have done so far."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def stats(group: Any = None) -> dict[str, Any]:
     if not own:
         raise ValueError(f"group '{wanted.group_name}' is not ringcomm's, or was destroyed")
     whole = own[0]
-    for more in own[1:]:  # of a device
+    for more in own[1:]:  # the device's records
         add(whole, more)
     return whole
 

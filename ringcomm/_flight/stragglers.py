@@ -9,7 +9,7 @@ from ringcomm._flight.records import GroupRecord, Operation, read_ring
 from ringcomm._runtime.process import say
 
 EVERY = 60.0  # seconds
-SHARE = 0.2  # of the time, that this rank has waited for it
+SHARE = 0.2  # a straggler: this rank has waited for it so much of the time
 OTHERS = 3.0  # times as long as for any other
 LATE_NS = 1_000_000  # a wait that counts: no network inside a site is so far away
 FEWEST = 10  # such waits
@@ -67,7 +67,7 @@ def median(values: Iterable[int]) -> float:
 
 
 class Stragglers:
-    """What was seen of each group when it was looked at last."""
+    """The state of each group when it was looked at last."""
 
     def __init__(self) -> None:
         self._before: dict[tuple[str, bool], Seen] = {}

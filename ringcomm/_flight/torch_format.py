@@ -13,7 +13,7 @@ from typing import Any
 
 from ringcomm._flight.records import FIELDS, HEADER, GroupRecord, Operation
 
-VERSION = "2.10"  # of torch's schema
+VERSION = "2.10"  # torch's schema
 # torchfrtrace takes only these for names of a backend.
 BACKEND = "gloo"
 STATES = {"queued": "scheduled", "running": "started", "done": "completed", "failed": "started"}

@@ -1,4 +1,4 @@
-"""What messages cost: the model of Hockney (1994), and the files that `ringcomm tune` writes.
+"""Costs of messages: the model of Hockney (1994), and the files that `ringcomm tune` writes.
 
 A message of m bytes takes alpha + m beta seconds, adding m bytes up takes m gamma. By these costs
 csrc/plan/select.cc chooses algorithms, and tools/plan/simulate tells how long plans take.
@@ -15,15 +15,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from ringcomm import _C
+from ringcomm import _planner
 from ringcomm._network.order import laid_out
 from ringcomm._text import show_rate, show_seconds
 
-NAME = r"\S{1,64}"  # of a host
+NAME = r"\S{1,64}"  # a host's name
 
 
 class Costs(NamedTuple):
-    """Of one fabric, in seconds: a message, each byte sent, each byte added up."""
+    """Seconds that a fabric takes for a message, for each byte sent, and for each byte added up."""
 
     alpha: float
     beta: float
@@ -41,18 +41,18 @@ class Costs(NamedTuple):
 
 
 class Fabrics(NamedTuple):
-    """What connects ranks of one host, and hosts."""
+    """The costs between ranks of one host, and between hosts."""
 
     memory: Costs
     network: Costs
 
 
 # Both were measured by `ringcomm tune`, see docs/performance.md.
-DEFAULT = Fabrics(Costs(0.3e-6, 0.13e-9, 0.02e-9), Costs(*_C.DEFAULT_COSTS))
+DEFAULT = Fabrics(Costs(0.3e-6, 0.13e-9, 0.02e-9), Costs(*_planner.DEFAULT_COSTS))
 
 
 class Hosts(NamedTuple):
-    """What `ringcomm tune` measured between every pair of hosts; see order.py for the matrices."""
+    """Figures of `ringcomm tune` for every pair of hosts; see order.py for the matrices."""
 
     names: list[str]
     latency: list[list[float]]
@@ -63,7 +63,7 @@ class Hosts(NamedTuple):
 
 @dataclass(frozen=True)
 class Network:
-    """What is known of a network: its costs, and its hosts where they were measured."""
+    """A network as far as it is known: its costs, and its hosts where they were measured."""
 
     fabrics: Fabrics = DEFAULT
     hosts: Hosts | None = None
@@ -182,8 +182,8 @@ def limits(costs: Costs, hosts: int) -> dict[str, int]:
 
     That of pairwise is for the largest shard.
     """
-    fits = ("", "few") if hosts <= _C.LIMITS["few_ends"] else ("", "many")
-    rows = [row for row in _C.selection(hosts, str(costs)) if row["needs"] in fits]
+    fits = ("", "few") if hosts <= _planner.LIMITS["few_ends"] else ("", "many")
+    rows = [row for row in _planner.selection(hosts, str(costs)) if row["needs"] in fits]
     return {
         name: row["limit"]
         for name, collective in LIMITED.items()

@@ -27,7 +27,7 @@ def ring_order(latency: Matrix, rate: Matrix) -> list[int]:
     if count < 4:
         return list(range(count))
     solve = _exact if count <= EXACT else _improved
-    order = solve(latency, [[1 / max(one, 1e-9) for one in row] for row in rate])
+    order = solve(latency, [[1 / max(bandwidth, 1e-9) for bandwidth in row] for row in rate])
     return order if order[1] < order[-1] else [order[0], *order[:0:-1]]
 
 
@@ -100,7 +100,7 @@ def _nearest(latency: Matrix) -> list[int]:
 
 
 def _exchanged(order: list[int], i: int, j: int) -> list[int]:
-    """Replace the links after places i and j: what lies between goes the other way."""
+    """Replace the links after places i and j: the hosts between them go the other way."""
     return order[: i + 1] + order[j:i:-1] + order[j + 1 :]
 
 
@@ -140,18 +140,18 @@ def sites_of(latency: Matrix) -> list[int]:
     site = list(range(count))
     sets = [[host] for host in range(count)]  # by host: those that shorter links join to it
     pairs = itertools.combinations(range(count), 2)
-    for reach, one, other in sorted((latency[a][b], a, b) for a, b in pairs):
-        if sets[one] is sets[other]:
+    for reach, near, other in sorted((latency[a][b], a, b) for a, b in pairs):
+        if sets[near] is sets[other]:
             continue
-        for some in (sets[one], sets[other]):  # nobody else is nearer to it than this link
+        for some in (sets[near], sets[other]):  # no other host is nearer to it than this link
             if max(latency[a][b] for a in some for b in some) <= SITE * reach:
                 for host in some:  # a larger set takes in those that it holds
                     site[host] = some[0]
-        joined = sets[one] + sets[other]
+        joined = sets[near] + sets[other]
         for host in joined:
             sets[host] = joined
     numbers = {first: number for number, first in enumerate(dict.fromkeys(site))}
-    return [numbers[one] for one in site]
+    return [numbers[first] for first in site]
 
 
 def laid_out(latency: Matrix, rate: Matrix) -> list[tuple[int, int]]:

@@ -20,16 +20,16 @@ BURST_SECONDS = 0.5  # for all bursts of a pair
 
 
 class Probe(NamedTuple):
-    """What two hosts found, by their places in the list of hosts: seconds, and bytes a second."""
+    """Seconds and bytes a second between two hosts, given by their places in the list of hosts."""
 
-    one: int
-    other: int
+    low: int
+    high: int
     latency: float
     rate: float
 
 
 def rounds(count: int) -> Iterator[list[tuple[int, int]]]:
-    """Every pair of `count` hosts once, in rounds of pairs that share no host."""
+    """Yield every pair of `count` hosts once, in rounds of pairs that share no host."""
     seats = list(range(count + count % 2))
     half = len(seats) // 2
     for _ in seats[1:]:
@@ -45,17 +45,17 @@ def measure(firsts: list[int]) -> tuple[list[list[float]], list[list[float]]]:
     """
     rank, mine = dist.get_rank(), []
     for pairs in rounds(len(firsts)):
-        for one, other in pairs:
-            if rank == firsts[one]:
-                mine.append(Probe(one, other, *lead(firsts[other])))
-            elif rank == firsts[other]:
-                follow(firsts[one])
-    found: list[list[Probe]] = [mine] * dist.get_world_size()
-    dist.all_gather_object(found, mine)
+        for low, high in pairs:
+            if rank == firsts[low]:
+                mine.append(Probe(low, high, *lead(firsts[high])))
+            elif rank == firsts[high]:
+                follow(firsts[low])
+    probes: list[list[Probe]] = [mine] * dist.get_world_size()
+    dist.all_gather_object(probes, mine)
     latency = [[0.0] * len(firsts) for _ in firsts]
     rate = [[0.0] * len(firsts) for _ in firsts]
-    for probe in (probe for some in found for probe in some):
-        for a, b in ((probe.one, probe.other), (probe.other, probe.one)):
+    for probe in (probe for some in probes for probe in some):
+        for a, b in ((probe.low, probe.high), (probe.high, probe.low)):
             latency[a][b], rate[a][b] = probe.latency, probe.rate
     return latency, rate
 

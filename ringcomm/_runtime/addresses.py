@@ -123,7 +123,7 @@ def mtu_of(sys: Path, name: str) -> int:
 
 @dataclass(frozen=True)
 class Item:
-    """What one item of RINGCOMM_IFNAME asks for, or excludes."""
+    """An item of RINGCOMM_IFNAME: the interfaces or addresses that it asks for or excludes."""
 
     name: str
     network: ipaddress.IPv4Network | ipaddress.IPv6Network | None
@@ -274,7 +274,7 @@ def distance(addresses: list[str]) -> int:
 def round_trip(addresses: list[str]) -> float | None:
     """Return the seconds to the first of these that answers, as the kernel measures them.
 
-    An address is "10.0.0.1:4000" or "[fd00::1]:4000". None: nobody answers.
+    An address is "10.0.0.1:4000" or "[fd00::1]:4000". None: none answers.
     """
     end = time.monotonic() + PATIENCE
     with contextlib.ExitStack() as sockets, selectors.DefaultSelector() as selector:

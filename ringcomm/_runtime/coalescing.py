@@ -30,7 +30,7 @@ class ByThread(MutableMapping[Any, Any]):
     _mutex = threading.Lock()
 
     def __init__(self, others: MutableMapping[Any, Any]) -> None:
-        self.others = others  # of groups that are not ours
+        self.others = others  # for groups that are not ours
         self._here = threading.local()
 
     @classmethod

@@ -14,11 +14,11 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
-LONGEST, MOMENT = 1.0, 0.02  # seconds for threads to return: of ours, and of the program
+LONGEST, MOMENT = 1.0, 0.02  # seconds for threads to return: for ours, and for the program's
 
 
 def fatal_error() -> str:
-    """Return what ends the program, as Python leaves it for its handlers at exit; else ""."""
+    """Return the error that ends the program, as Python leaves it for handlers at exit; else ""."""
     error = None if hasattr(sys, "ps1") else getattr(sys, "last_value", None)
     if error is None:
         return ""

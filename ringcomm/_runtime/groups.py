@@ -24,7 +24,7 @@ DEVICES = ("cpu", "cuda")
 
 
 def stands_in_for_gloo() -> bool:
-    """Whether RINGCOMM_AS=gloo. Raises ValueError for any other value."""
+    """Tell whether RINGCOMM_AS=gloo. Raises ValueError for any other value."""
     value = os.environ.get("RINGCOMM_AS", "")
     if value not in ("", GLOO):
         raise ValueError(
@@ -46,16 +46,16 @@ def default_devices() -> list[str]:
     return devices
 
 
-_parts: dict[str, str] = {}  # of the group that is being made: the backend of each device
+_parts: dict[str, str] = {}  # the backend of each device, for the group that is being made
 
 
 def serve_cuda() -> bool:
-    """Whether the group that is being made gives its CUDA tensors to ringcomm."""
+    """Tell whether the group that is being made gives its CUDA tensors to ringcomm."""
     return not _parts or _parts.get("cuda") == NAME
 
 
 def is_shared() -> bool:
-    """Whether the group that is being made has another backend for some device."""
+    """Tell whether the group that is being made has another backend for some device."""
     return any(backend != NAME for backend in _parts.values())
 
 
@@ -146,7 +146,7 @@ def _parts_of(backend: str) -> dict[str, str]:
 
 
 def _are_gloos(options: Any) -> bool:
-    """Whether these are Gloo's own options: who has some wants Gloo itself."""
+    """Tell whether these are Gloo's own options: who has some wants Gloo itself."""
     from torch.distributed import distributed_c10d as c10d
 
     gloo = getattr(c10d, "ProcessGroupGloo", None)

@@ -7,16 +7,15 @@ when the process is killed.
 
 from __future__ import annotations
 
+import functools
+import importlib.util
 import os
 import sys
 import threading
 from pathlib import Path
 from types import FrameType
 
-import torch
-
 OURS = str(Path(__file__).parents[1]) + os.sep
-LIBRARIES = (OURS, str(Path(torch.__file__).parent) + os.sep)  # no line of the program is there
 
 _lock = threading.Lock()
 _numbers: dict[tuple[str, int], int] = {}
@@ -43,9 +42,16 @@ def frame_outside(folders: tuple[str, ...] | str) -> FrameType | None:
     return frame
 
 
+@functools.cache
+def libraries() -> tuple[str, ...]:
+    """Return the folders in which no line of the program is: ringcomm's and torch's."""
+    torch = importlib.util.find_spec("torch")
+    return (OURS, str(Path(torch.origin).parent) + os.sep) if torch and torch.origin else (OURS,)
+
+
 def number_of_caller() -> int:
     """Return the number of the line that calls, from 1 on; 0: no Python calls. Never raises."""
-    frame = frame_outside(LIBRARIES)
+    frame = frame_outside(libraries())
     if frame is None:
         return 0
     place = (frame.f_code.co_filename, frame.f_lineno)

@@ -36,7 +36,7 @@ OBSERVING = ("log", "metrics", "trace")  # settings that end no job
 
 
 class Options(Attributes, _C.Options):
-    """What a user may say: `init_process_group("ringcomm", pg_options=Options())`.
+    """Options of a group: `init_process_group("ringcomm", pg_options=Options())`.
 
     `timeout` is how long an operation waits for a rank; that of `init_process_group` wins. Each
     other argument is an attribute, too, and None takes back what code has said. Code wins over the

@@ -1,6 +1,6 @@
 """Memory that a program registers with a group: pools of torch's allocator, and tensors.
 
-These are methods of the backend. What they do stands in `_C.pyi`.
+These are methods of the backend. `_C.pyi` explains them.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def _name_of(pool: Any) -> str:
 
 
 def _range_of(tensor: torch.Tensor) -> tuple[int, int]:
-    """All that its storage has: what begins there may be used by other views."""
+    """Return its whole storage: other views may use memory that begins there."""
     storage = tensor.untyped_storage()
     return storage.data_ptr(), storage.nbytes()
 

@@ -1,4 +1,4 @@
-"""What holds in this process: the settings of its first group, and lines on stderr."""
+"""The state of this process: the settings of its first group, and lines on stderr."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ configured: Any = None  # the Options of this process's first group
 
 
 def setting(name: str) -> Any:
-    """Return what holds in this process: what code has said, else the variable."""
+    """Return the value in this process: as code has set it, else the variable."""
     return ATTRIBUTES[name].read() if configured is None else getattr(configured, name)
 
 

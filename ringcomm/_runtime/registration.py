@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import importlib.metadata
+import os
 import warnings
 from typing import Any
 
@@ -16,6 +18,17 @@ from ringcomm._runtime import library, process
 from ringcomm.options import check_variables, unknown_variables
 
 NAME = "ringcomm"
+
+
+def torch_registers() -> bool:
+    """Tell whether torch calls `register` when it is imported, so that nobody else needs to."""
+    if os.environ.get("TORCH_DEVICE_BACKEND_AUTOLOAD", "1") != "1":
+        return False
+    try:
+        importlib.metadata.distribution(NAME)
+    except importlib.metadata.PackageNotFoundError:  # its folder is just on the path
+        return False
+    return True
 
 
 def register() -> None:
@@ -90,7 +103,7 @@ def create_stand_in(options: Any, backend_options: Any = None) -> Any:
 
 @functools.cache
 def warn_of_unknown_variables() -> None:
-    """Say, once a process, which variables nobody reads: on stderr, as the library warns."""
+    """Warn, once a process, of variables that have no meaning: on stderr, as the library warns."""
     for name, meant in unknown_variables():
         process.say(
             f"WARNING: unknown environment variable {name} is ignored: did you mean {meant}?"

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from ringcomm import _C
+from ringcomm import _planner
 
-COLLECTIVES, ROOTED, SHARDED = _C.COLLECTIVES, _C.ROOTED, _C.SHARDED
-WHOLE = ("all_reduce", "broadcast", "reduce")  # of a message that has no part for each rank
+COLLECTIVES, ROOTED, SHARDED = _planner.COLLECTIVES, _planner.ROOTED, _planner.SHARDED
+WHOLE = ("all_reduce", "broadcast", "reduce")  # the message has no part for each rank
 ADDING = ("all_reduce", "reduce_scatter", "reduce")
-MOST_RANKS = _C.LIMITS["most_ranks"]
+MOST_RANKS = _planner.LIMITS["most_ranks"]
 
 
 class Call(NamedTuple):
-    """What all ranks of a group call, in the order in which the library takes it.
+    """A call that all ranks of a group make, in the order in which the library takes it.
 
     Lengths are bytes: `bytes` of a message without parts, else `shards`, or what each rank sends
     to each in an all_to_all, and gets from each: `send` and `recv`.
@@ -21,7 +21,7 @@ class Call(NamedTuple):
 
     collective: int
     ranks: int
-    local: int  # of them on each host; all on one host read one another's memory
+    local: int  # ranks on each host; all on one host read one another's memory
     element: int
     root: int
     bytes: int
@@ -72,8 +72,8 @@ def call_of(
         raise ValueError(f"rank {root} is not in a group of {ranks}, so it cannot be the root")
     if element not in (1, 2, 4, 8, 16) or size % element or size < 0:
         raise ValueError(f"{size} bytes are no whole number of elements of {element} bytes")
-    each, more = divmod(size // element, ranks)
-    shards = [(each + (rank < more)) * element for rank in range(ranks)]
+    share, more = divmod(size // element, ranks)
+    shards = [(share + (rank < more)) * element for rank in range(ranks)]
     parts = shards if collective == "all_to_all" else []
     return Call(
         COLLECTIVES.index(collective),

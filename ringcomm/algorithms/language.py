@@ -96,7 +96,7 @@ class Sum:
 
 
 Value = Chunk | Sum
-"""What can be sent, copied and added up."""
+"""A value that can be sent, copied and added up."""
 
 
 class Shape:
@@ -264,16 +264,16 @@ def send(
     if not values:
         stop("sends nothing: use shape.signal")
     first = _own(values[0], "sends")
-    for one in values:
-        if _own(one, "sends").rank != first.rank:
-            stop(f"rank {first.rank} cannot send {one}: a message has chunks of one rank")
+    for part in values:
+        if _own(part, "sends").rank != first.rank:
+            stop(f"rank {first.rank} cannot send {part}: a message has chunks of one rank")
     shape = first._shape
     shape._recorder.rank(to, "the rank that gets it")
-    pieces = [one._piece() for one in values]
+    pieces = [part._piece() for part in values]
     message = shape._recorder.send(first.rank, to, pieces, credit)
     link = message.link.number
     got = [
-        Chunk(shape, to, one.chunk, Operand(SLOT, link, message.number, i), piece.ranks, message)
-        for i, (one, piece) in enumerate(zip(values, pieces, strict=True))
+        Chunk(shape, to, part.chunk, Operand(SLOT, link, message.number, i), piece.ranks, message)
+        for i, (part, piece) in enumerate(zip(values, pieces, strict=True))
     ]
     return got[0] if single else got

@@ -1,4 +1,4 @@
-"""What an algorithm by hand has written down: one program for each rank, and the messages between.
+"""The notes of an algorithm by hand: one program for each rank, and the messages between.
 
 `Recorder` is behind the functions of language.py. It notes each operation with the line of the
 author's code, and adds the waits. schedule.py makes the rest of a plan from it.
@@ -26,7 +26,7 @@ class Line(NamedTuple):
     number: int
 
     def __str__(self) -> str:
-        # A notebook gives each cell a file that nobody has seen.
+        # A notebook gives each cell a file that its author has never seen.
         cell = Path(self.file).parent.name.startswith("ipykernel_")
         return f"{'cell' if cell else Path(self.file).name}:{self.number}"
 
@@ -65,9 +65,9 @@ class Operand(NamedTuple):
     """A place of one chunk: in input or output, or in a message's slot."""
 
     space: int
-    chunk: int  # of input and output; else the number of the link
-    message: int = 0  # of the link
-    piece: int = 0  # of the message
+    chunk: int  # in input or output; else the number of the link
+    message: int = 0  # on the link
+    piece: int = 0  # in the message
 
 
 @dataclass
@@ -240,7 +240,7 @@ class Recorder:
 
 
 class Piece(NamedTuple):
-    """What is written somewhere: one operand, or a sum of several."""
+    """A value that is written somewhere: one operand, or a sum of several."""
 
     terms: tuple[Term, ...]
     chunk: int

@@ -7,7 +7,7 @@ import time
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from ringcomm import _verifier
+from ringcomm import _planner
 from ringcomm._text import show_size
 from ringcomm.algorithms.call import MOST_RANKS, Call, call_of
 from ringcomm.algorithms.language import Algorithm
@@ -29,7 +29,7 @@ class Part(NamedTuple):
     rank: int
     line: Line | None
     text: str
-    segment: int  # of long messages: the pass
+    segment: int  # the pass of a long message
     met: int = -1
 
     def __str__(self) -> str:
@@ -60,7 +60,8 @@ class Counterexample:
     def __str__(self) -> str:
         lines = [f"{self.what} ({self.when}, {self.memory})"]
         if self.stuck:
-            return "\n".join([*lines, "where the ranks are:", *(f"  {one}" for one in self.stuck)])
+            lines.append("where the ranks are:")
+            return "\n".join([*lines, *(f"  {part}" for part in self.stuck)])
         if self.parts:
             lines.append(f"the shortest run that shows it has {len(self.parts)} steps:")
         skipped = max(0, len(self.parts) - MOST_SHOWN)
@@ -77,13 +78,13 @@ class Counterexample:
 
 
 class Spare(NamedTuple):
-    """A signal that nobody needs: without it the proof still holds."""
+    """A signal that is not needed: without it the proof still holds."""
 
     line: Line | None  # None: the library's own
     from_: int
     to: int
     lane: str
-    number: int  # of this pair's signals on this lane
+    number: int  # among this pair's signals on this lane
 
     def __str__(self) -> str:
         where = str(self.line) if self.line else "by the library"
@@ -93,7 +94,7 @@ class Spare(NamedTuple):
 
 @dataclass(frozen=True)
 class Proof:
-    """What was proved, of which plans.
+    """The result of a proof: what it covers, and the plans that it is about.
 
     `sent` is how many bytes each rank puts into others' memory, `messages` how many signals with
     data it sends. `dropped` is how many plans without one signal were tried, of which those in
@@ -167,16 +168,16 @@ def verify(
     check_by_hand(call)
     dropped, spare = 0, []
     for mapped in (True, False):
-        geometry = _verifier.geometry(ranks, mapped)
+        geometry = _planner.geometry(ranks, mapped)
         scripts = schedule(algorithm, call, geometry[SLOTS])
         prove(geometry, scripts, "on one host" if mapped else "between hosts")
         if mutants:
-            count, found = _verifier.mutants((*call, geometry), scripts.words)
+            count, spares = _planner.mutants(call, geometry, scripts.words)
             dropped += count
-            spare += [_spare(scripts, *one) for one in found]
+            spare += [_spare(scripts, *signal) for signal in spares]
     steps = steps_of(geometry, scripts)
-    sent = [sum(one.bytes for one in own if one.receiver(r) >= 0) for r, own in enumerate(steps)]
-    messages = [sum(one.verb == "signal" and one.lane == "data" for one in own) for own in steps]
+    sent = [sum(step.bytes for step in own if step.receiver(r) >= 0) for r, own in enumerate(steps)]
+    messages = [sum(step.verb == "signal" and step.lane == "data" for step in own) for own in steps]
     seconds = time.perf_counter() - began
     once = [*dict.fromkeys(spare)]  # the same on one host and on several
     return Proof(*(collective, ranks, bytes, sent, messages, scripts.calls, seconds, dropped), once)
@@ -188,8 +189,8 @@ def _spare(scripts: Scripts, from_: int, to: int, lane: int, index: int, origin:
 
 def steps_of(geometry: Geometry, scripts: Scripts) -> list[list[Step]]:
     """Return the steps of each rank's plan."""
-    given = (*scripts.call, geometry)
-    return [done(_verifier.steps(given, r, words)) for r, words in enumerate(scripts.words)]
+    call = scripts.call
+    return [done(_planner.steps(call, geometry, r, words)) for r, words in enumerate(scripts.words)]
 
 
 def plans_by_hand(call: Call, algorithm: Algorithm, name: str) -> GroupPlans:
@@ -198,7 +199,7 @@ def plans_by_hand(call: Call, algorithm: Algorithm, name: str) -> GroupPlans:
     Raises AlgorithmError with the line of its code, and ValueError where it takes no such call.
     """
     check_by_hand(call)
-    geometry = _verifier.geometry(call.ranks, call.hosts == 1)
+    geometry = _planner.geometry(call.ranks, call.hosts == 1)
     scripts = schedule(algorithm, call, geometry[SLOTS])
     return GroupPlans(call, name, steps_of(geometry, scripts))
 
@@ -206,12 +207,12 @@ def plans_by_hand(call: Call, algorithm: Algorithm, name: str) -> GroupPlans:
 def prove(geometry: Geometry, scripts: Scripts, memory: str) -> None:
     """Raise AlgorithmError where the scripts are wrong."""
     try:
-        found = _verifier.prove((*scripts.call, geometry), scripts.words)
+        failure = _planner.prove(scripts.call, geometry, scripts.words)
     except ValueError as error:
         raise AlgorithmError(str(error), scripts.function) from None
-    if found is None:
+    if failure is None:
         return
-    when, text, stuck, event, other, events, places = found
+    when, text, stuck, event, other, events, places = failure
 
     def part(told: tuple[int, int, int, int, int, str]) -> Part:
         rank, operation, origin, pass_, met, words = told
@@ -222,9 +223,9 @@ def prove(geometry: Geometry, scripts: Scripts, memory: str) -> None:
     what = _plain(text, scripts)
     if stuck:
         shown = Counterexample(what, when, memory, stuck=[part(place) for place in places])
-        line = next((one.line for one in shown.stuck if one.line), scripts.function)
+        line = next((place.line for place in shown.stuck if place.line), scripts.function)
     else:
-        shown = Counterexample(what, when, memory, [part(one) for one in events], event, other)
+        shown = Counterexample(what, when, memory, [part(step) for step in events], event, other)
         first = event if event >= 0 else other
         line = (shown.parts[first].line if first >= 0 else None) or scripts.function
     raise AlgorithmError(f"{what}: {when}, {memory}", line, shown)
@@ -257,12 +258,12 @@ def _mark(rank: int) -> int:
 
 def _lacks(text: str, ranks: int) -> str:
     """Say which contributions are not what they should be."""
-    found = re.search(
+    match = re.search(
         r"ranks (\d+), byte (\d+), final (\d), where it should be (\d+), (\d+), (\d)", text
     )
-    if not found:
+    if not match:
         return " is wrong"
-    held, byte, _, wanted, should, _ = map(int, found.groups())
+    held, byte, _, wanted, should, _ = map(int, match.groups())
     marks = {_mark(rank): rank for rank in range(ranks)}
     if (wanted - held) & MASK in marks:
         return f" lacks what rank {marks[(wanted - held) & MASK]} gives"

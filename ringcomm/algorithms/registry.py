@@ -48,13 +48,12 @@ def register_algorithm(
     if not callable(function):
         raise ValueError(f"{name}: {function!r} is no function of a shape")
     wanted = [collectives] if isinstance(collectives, str) else list(collectives)
-    for one in wanted or [""]:
-        if one not in COLLECTIVES:
-            raise ValueError(
-                f"{name}: there is no collective {one!r}: use some of {', '.join(COLLECTIVES)}"
-            )
+    for collective in wanted or [""]:
+        if collective not in COLLECTIVES:
+            known = ", ".join(COLLECTIVES)
+            raise ValueError(f"{name}: there is no collective {collective!r}: use some of {known}")
     with _lock:
-        load_library().register_algorithm(name, [COLLECTIVES.index(one) for one in wanted])
+        load_library().register_algorithm(name, [*map(COLLECTIVES.index, wanted)])
         _registered[name] = Registered(function, verify)
 
 

@@ -39,7 +39,7 @@ class Script(NamedTuple):
 
 @dataclass
 class Scripts:
-    """Of all ranks. `code` is a hash of them: ranks with another algorithm have another one."""
+    """The scripts of all ranks. `code` is their hash, which differs for another algorithm."""
 
     call: Call
     ranks: list[Script]
@@ -84,7 +84,7 @@ def _told(algorithm: Algorithm, shape: Shape, error: Exception) -> str:
 
 def _line_of(error: BaseException) -> Line | None:
     """The innermost line of the traceback that is not this package's."""
-    found = None
+    line = None
     trace = error.__traceback__
     while trace is not None:
         file = trace.tb_frame.f_code.co_filename
@@ -92,13 +92,13 @@ def _line_of(error: BaseException) -> Line | None:
             "ringcomm/algorithms/schedule.py" not in file
             and "ringcomm/algorithms/language.py" not in file
         ):
-            found = Line(file, trace.tb_lineno)
+            line = Line(file, trace.tb_lineno)
         trace = trace.tb_next
-    return found
+    return line
 
 
 def line_of(algorithm: Algorithm) -> Line:
-    """Where the function is defined."""
+    """Return where the function is defined."""
     code = getattr(algorithm, "__code__", None)
     return Line(code.co_filename, code.co_firstlineno) if code else caller()
 
@@ -162,7 +162,7 @@ def _script(
     head = [shape.parts, order.slots, max(1, most), len(links)]
     for link in links:
         pieces = max((message.pieces for message in link.messages), default=1)
-        credits = [int(one) for one in needs[link.number]]
+        credits = [int(need) for need in needs[link.number]]
         head += [link.from_, link.to, pieces, len(credits), *credits]
     sections = [_calls(calls.before[rank]), _Writer(), _calls(calls.after[rank])]
     for at, operation in enumerate(recorder.programs[rank]):

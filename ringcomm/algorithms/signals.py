@@ -1,4 +1,4 @@
-"""What the signals of a recorded program enforce, and those that it lacks: for schedule.py.
+"""The order that a recorded program's signals enforce, and signals that it lacks: for schedule.py.
 
 The order is computed with vector clocks (Fidge 1988; Mattern 1989), for signals of the data lane
 alone.
@@ -24,7 +24,7 @@ from ringcomm.algorithms.program import (
 
 SIGNAL, WAIT = 1, 2  # as csrc/plan/script.h
 FEW = 16  # ranks of which one may talk to all others: kFewEnds
-MOST_STEPS = 1_000_000  # of the analysis; beyond, all credits are given
+MOST_STEPS = 1_000_000  # in the analysis; beyond, all credits are given
 
 
 def played(
@@ -48,7 +48,7 @@ def played(
 
 
 class Order:
-    """What the signals of the data lane enforce, in several passes over the programs."""
+    """The order that signals of the data lane enforce, from several passes over the programs."""
 
     def __init__(self, recorder: Recorder, slots: int) -> None:
         self.recorder = recorder
@@ -167,7 +167,7 @@ class Calls:
         self.recorder = recorder
         all_ = recorder.everybody
         known = self._known([1 << rank for rank in range(recorder.ranks)])
-        if all(one == all_ for one in known):
+        if all(ranks == all_ for ranks in known):
             return
         if recorder.ranks > FEW:
             self._along_tree(root, known)
@@ -208,7 +208,7 @@ class Calls:
         ranks, all_ = self.recorder.ranks, self.recorder.everybody
         start = [all_ if rank == root else 1 << rank for rank in range(ranks)]
         then = self._known(start)
-        early = all(one == all_ for one in then)
+        early = all(bits == all_ for bits in then)
         when = self.before if early else self.after
         parents = [(v & (v - 1), v) for v in range(1, ranks)]
         if early or known[root] != all_:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from ringcomm import _C
+from ringcomm import _planner
 from ringcomm._network.costs import Network
 from ringcomm.algorithms.call import Call
 
@@ -41,11 +41,11 @@ class Step(NamedTuple):
 
     def receiver(self, rank: int) -> int:
         """Return the rank whose inbox or line a step of `rank` writes to; -1: none."""
-        return next((one.rank for one in self.targets if one.rank != rank), -1)
+        return next((target.rank for target in self.targets if target.rank != rank), -1)
 
     def loaded(self, rank: int) -> Iterator[int]:
-        """The ranks whose windows a step of `rank` reads."""
-        return (one.rank for one in self.sources if one.space == "window" and one.rank != rank)
+        """Return the ranks whose windows a step of `rank` reads."""
+        return (s.rank for s in self.sources if s.space == "window" and s.rank != rank)
 
 
 class Plan(NamedTuple):
@@ -72,7 +72,7 @@ def plan_of(
     """
     if call.send:
         call = call._replace(recv=[call.send[rank]] * call.ranks)
-    name, reason, steps = _C.plan((*call, *network.word(call.hosts)), rank, algorithm)
+    name, reason, steps = _planner.plan(call, *network.word(call.hosts), rank, algorithm)
     return Plan(name, reason, done(steps))
 
 
@@ -81,7 +81,7 @@ def plans_of(
 ) -> GroupPlans:
     """Return the plans of all ranks. Raises as `plan_of` does."""
     made = [plan_of(call, rank, algorithm, network) for rank in range(call.ranks)]
-    return GroupPlans(call, made[0].algorithm, [one.steps for one in made])
+    return GroupPlans(call, made[0].algorithm, [plan.steps for plan in made])
 
 
 Told = list[tuple[int, int, int, int, int, list[tuple[int, int, int, int]]]]
@@ -89,11 +89,11 @@ Told = list[tuple[int, int, int, int, int, list[tuple[int, int, int, int]]]]
 
 def done(told: Told) -> list[Step]:
     """Return the steps that the library tells, without copies of nothing."""
-    found = []
+    steps = []
     for verb, peer, lane, size, targets, refs in told:
         if VERBS[verb] in ("signal", "wait"):
-            found.append(Step(VERBS[verb], peer, LANES[lane], 0, [], []))
+            steps.append(Step(VERBS[verb], peer, LANES[lane], 0, [], []))
         elif size:
             operands = [Operand(SPACES[space], *rest) for space, *rest in refs]
-            found.append(Step(VERBS[verb], peer, "", size, operands[:targets], operands[targets:]))
-    return found
+            steps.append(Step(VERBS[verb], peer, "", size, operands[:targets], operands[targets:]))
+    return steps

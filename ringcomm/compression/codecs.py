@@ -25,7 +25,7 @@ WORD = 0xFFFFFFFF
 
 
 class Codec(Protocol):
-    """What `codec_of` returns."""
+    """Encodes and decodes parts of a tensor; `codec_of` returns it."""
 
     name: str
     unit_bytes: int
@@ -33,7 +33,7 @@ class Codec(Protocol):
     def encode(
         self, src: Tensor, wire: Tensor, residual: Tensor | None, seed: int | None, first: int
     ) -> None:
-        """Write `src` plus `residual`, which gets what is left out; what is left of `wire` is 0.
+        """Write `src` plus `residual`, which gets the remainder; the rest of `wire` is 0.
 
         With a seed a number is rounded by chance: the seed and its index, from `first`, decide.
         """

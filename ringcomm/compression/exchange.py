@@ -30,14 +30,14 @@ all_gather_single = getattr(dist, "all_gather_single", None) or dist.all_gather_
 reduce_scatter_single = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
 LEAST_PART = 1 << 20  # numbers: a shorter part costs more by its messages than it hides
-MOST_PARTS = 4  # of a tensor: one is quantised while another one is under way
+MOST_PARTS = 4  # a tensor's: one is quantised while another one is under way
 GREETING = 1  # in place of a hash of a compression: an exchange is made
 Said = TypeVar("Said")
 FAR = 2e-3  # seconds of a round: from here on messages cost more than parts hide
 
 
 class Memory:
-    """What codes of one tensor have left out so far: a rank's own, and of the sums it made."""
+    """Remainders that codes of one tensor have left out: a rank's own, and of the sums it made."""
 
     def __init__(self) -> None:
         self.own: Tensor | None = None
@@ -305,7 +305,7 @@ def _subgroup(group: Any, ranks: list[int]) -> Any:
     options: Any = getattr(backend_of(group, device), "options", None)
     if not hasattr(options, "_links"):
         return dist.new_group(ranks, use_local_synchronization=True)
-    options._links = options._check_members = None  # of an elastic world: they make its own groups
+    options._links = options._check_members = None  # an elastic world's: they make its own groups
     return dist.new_group(
         ranks,
         timeout=options._timeout,

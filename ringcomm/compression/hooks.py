@@ -19,7 +19,7 @@ from ringcomm.compression.quantized import check_type
 __all__ = ["CompressionState", "compress", "register"]
 
 ERRORS = ("feedback", "unbiased", "drop")
-"""What becomes of the error that a gradient is rounded by."""
+"""Ways to treat the error that a gradient is rounded by."""
 
 _REBUILT = 2  # DDP lays out its buckets anew in its second iteration, and then never again
 
@@ -61,8 +61,8 @@ class CompressionState:
 
     def _begin(self) -> None:
         self._exchange: Exchange | None = None
-        self._calls = 0  # of the hook: each has its own chance
-        self._iterations = 0  # of this reducer
+        self._calls = 0  # each call of this hook has its own chance
+        self._iterations = 0  # by this reducer
         self._buckets: dict[int, _Bucket] = {}
         self._loaded: dict[int, dict[str, Any]] = {}
 
@@ -139,7 +139,7 @@ class CompressionState:
             for index in [other for other in self._buckets if other > bucket.index()]:
                 del self._buckets[index]  # DDP has fewer now
             if self._iterations > _REBUILT:
-                self._loaded.clear()  # of other buckets than these
+                self._loaded.clear()  # it was for other buckets than these
         divisor = dist.get_world_size(self.process_group)
         return Compression(codec_of(self.format), divisor, memory, seed)
 

@@ -27,14 +27,14 @@ from ringcomm._runtime.process import say
 if TYPE_CHECKING:
     from ringcomm.elastic.rendezvous import Process
 
-LOOK = timedelta(milliseconds=1)  # at what wakes nobody: the end of a process
+LOOK = timedelta(milliseconds=1)  # at the end of a process, which wakes no thread
 LOOK_AT_GUESTS_SECONDS = 0.02
 TELL_SECONDS = 10.0
 ASK_AGAIN_SECONDS = 0.2  # after a store has failed
 
 
 class Decision(NamedTuple):
-    """What is decided once for each epoch."""
+    """The decision that is made once for each epoch."""
 
     ranks: Sequence[int] = ()  # the members that go on, by their ranks so far
     step: int = 0  # the last one that counts
@@ -61,7 +61,7 @@ class Witness:
     def __init__(self, keys: Any, key: str) -> None:
         self._keys, self._key = keys, key
         self._asked: bytes | None = None
-        self._answers: list[bytes | None] = []  # of the last request; None: the store failed
+        self._answers: list[bytes | None] = []  # to the last request; None: the store failed
         self._again = 0.0
 
     def ask(self, request: Any) -> bytes | None:
@@ -107,7 +107,7 @@ class Agreement:
         self.adopt(backend)
 
     def adopt(self, backend: Any) -> None:
-        """The group of the present epoch works: it has the links to all ranks."""
+        """Take over the links of the present epoch's group, which works."""
         self._guests = ()
         self._links.adopt(backend, self._decree)
 
@@ -116,12 +116,12 @@ class Agreement:
         return bool(self._decree.rank >= self._decree.size)
 
     def leave(self) -> None:
-        """Go: the others need not wait for the end of this process."""
+        """Leave, so that the others need not wait for the end of this process."""
         self._decree.leave()
         self._links.show(self._decree)
 
     def lost(self) -> bool:
-        """Whether a member of the present epoch has died, or is suspected."""
+        """Tell whether a member of the present epoch has died, or is suspected."""
         self._links.hear(self._decree)
         return bool(self._decree.gone())
 
@@ -198,7 +198,7 @@ class Agreement:
         """Begin the next epoch. Members keep their order, and confirmed guests come behind them."""
         before = self._decree
         ranks, step, extra = before.decision()
-        # What a peer says may name others, too.
+        # A peer may name ranks that do not exist.
         decision = Decision([rank for rank in ranks if rank < before.size], step, extra)
         words = extra.split()
         confirmed = sum(word.startswith("+") for word in words)

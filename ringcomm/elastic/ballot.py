@@ -20,7 +20,7 @@ from ringcomm.elastic.errors import Diverged
 if TYPE_CHECKING:
     from ringcomm.elastic.state import Tracked
 
-FORM = struct.Struct("=8Q")  # of a ballot
+FORM = struct.Struct("=8Q")  # a ballot
 
 # The calling thread does it, and no other one is woken.
 AT_ONCE = dist.distributed_c10d.AllgatherOptions()
@@ -31,7 +31,7 @@ ADMITS = 2  # rank 0 has guests to admit
 
 
 class Ballot(NamedTuple):
-    """What a rank says: where it is, and what it has. Hashes are 0 where they are not compared."""
+    """A rank's report of where it is, and what it has. Hashes are 0 where they are not compared."""
 
     epoch: int
     commits: int  # decided so far: steps and attempts
@@ -90,7 +90,7 @@ def require_same(mine: str, told: list[str]) -> None:
             )
 
 
-# What has to be equal, and what it means if it is not.
+# Fields that have to be equal, and the meaning of a difference.
 DIFFERENCES = {
     "commits": "counts of steps differ between ranks after step {}: {} from the others; every rank "
     "must enter world.step() and world.attempt() equally often",
@@ -119,7 +119,7 @@ def compare(ballots: list[Ballot], step: int) -> None:
 
 
 def hash_of_options(tracked: Tracked) -> int:
-    """64 bits of what optimizers, schedulers and scalers go by, beside their tensors."""
+    """Return 64 bits of settings of optimizers, schedulers and scalers, beside their tensors."""
     values: list[Any] = []
     for optimizer in tracked.optimizers:
         for group in optimizer.param_groups:
@@ -130,7 +130,7 @@ def hash_of_options(tracked: Tracked) -> int:
 
 
 def hash_of_rates(tracked: Tracked) -> int:
-    """64 bits of learning rates, and of how far the schedulers are: quick, for each step."""
+    """Return 64 bits of learning rates, and of how far the schedulers are: quick, for each step."""
     values = [getattr(scheduler, "last_epoch", 0) for scheduler in tracked.schedulers]
     values += [
         group.get("lr", 0) for optimizer in tracked.optimizers for group in optimizer.param_groups

@@ -76,7 +76,7 @@ def member(process: Process) -> Member:
 
 
 class Counters:
-    """What guests need to know beside the state of the user's objects."""
+    """The facts that guests need besides the state of the user's objects."""
 
     def __init__(self) -> None:
         self.commits = 0  # decided so far: steps, and attempts
@@ -111,14 +111,14 @@ class Changes:
     counters: Counters = field(default_factory=Counters)
     tracked: Tracked | None = None
     on_change: list[Callable[[Change], None]] = field(default_factory=list)
-    flags: int = 0  # of the next ballot
+    flags: int = 0  # for the next ballot
     dealt: bool = False  # the step under way takes batches of the sampler
     voted: bool = False
     planned: int = 0  # the changes that votes have asked for, as flags of ballots
     all_leave: bool = False  # by the last vote
     fruitless_failures: int = 0  # failures in a row that changed nothing
     stale: bool = False  # the group of the present epoch is not made yet
-    closed: bool = False  # nobody can join
+    closed: bool = False  # no process can join
     given_up: str = ""  # why this rank is in the world no more
     shared: bool = False  # the state is equal on all ranks
     fresh: bool = True  # the first vote of an epoch compares all parameters
@@ -201,7 +201,7 @@ class Changes:
         self.fruitless_failures = 0
 
     def is_failure(self, error: BaseException) -> bool:
-        """Whether `error` says that the group has failed, or was raised because of that."""
+        """Tell whether `error` says that the group has failed, or was raised because of that."""
         if not isinstance(error, Exception) or isinstance(error, Diverged | Evicted | TooFew):
             return False
         cause: BaseException | None = error
@@ -225,7 +225,7 @@ class Changes:
         """Meet because of `error`; whether the commit that was voted for counts.
 
         Raises `error` if it is the program's. Ranks whose operations differ fail again and again,
-        and nobody is lost by it: after some times that is an error, on all of them.
+        though none is lost: after some times that is an error, on all of them.
         """
         if self.given_up:
             raise error
@@ -422,7 +422,7 @@ class Changes:
         self.meet(" ".join("+" + guest.uuid for guest in epochs.guests))
 
     def take_state(self) -> None:
-        """As a guest: take the state, and become a member. Raises RuntimeError if that fails."""
+        """Take the state as a guest, and become a member. Raises RuntimeError if that fails."""
         assert self.tracked is not None
         epochs = self.epochs
         givers = list(range(len(epochs.members)))

@@ -80,13 +80,13 @@ class Checkpoints:
             raise ValueError(f"keep={keep}: at least one checkpoint has to stay")
         self._directory = Path(directory).absolute()
         self._every, self._keep, self._log = every, keep, log
-        self._since: float | None = None  # of the period that runs
+        self._since: float | None = None  # start of the current period
         self._kept: dict[str, torch.Tensor] = {}  # the thread reads it, so one write at a time
         self._thread: threading.Thread | None = None
-        self._error = ""  # of the last write; read after the thread's end
+        self._error = ""  # from the last write; read after the thread's end
 
     def due(self, step: int, now: float) -> bool:
-        """Whether a checkpoint is to be made after `step`, at `now` (monotonic seconds).
+        """Tell whether a checkpoint is to be made after `step`, at `now` (monotonic seconds).
 
         A time for `every` runs from the first call, and anew from each that answers True.
         """

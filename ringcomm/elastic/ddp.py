@@ -1,8 +1,8 @@
 """DistributedDataParallel over another group: all that elastic worlds know of torch's privates.
 
 `regroup` gives a wrapper a new group and a new reducer. The wrapper, its module, the parameters and
-the optimizer stay the objects they are. What cannot be taken over a change is refused when it is
-given to the world, by `refuse`.
+the optimizer stay the objects they are. A wrapper that cannot be taken over a change is
+refused when it is given to the world, by `refuse`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-# What the reducer is made with. An attribute that a torch lacks is found before anything changes.
+# The reducer is made with these. If a torch lacks one, that shows before anything changes.
 _OF_WRAPPER = (
     "_remove_autograd_hooks",
     "_build_params_for_reducer",
@@ -103,7 +103,7 @@ def refuse(name: str, thing: object) -> None:
 
 
 def _is_a(thing: object, module: str, name: str) -> bool:
-    """Whether a thing is of a class; a module that nobody imported has no instances."""
+    """Tell whether a thing is of a class; a module that was never imported has no instances."""
     kind = getattr(sys.modules.get(module), name, None)
     return isinstance(kind, type) and isinstance(thing, kind)
 
@@ -196,7 +196,7 @@ def regroup(ddp: Any, group: Any, rebuild: bool) -> None:
 
 
 def _holds_group(ddp: Any) -> bool:
-    """Whether the reducer holds a hook with the old group, which only a new reducer lets go of."""
+    """Tell whether the reducer holds a hook with the old group: only a new reducer drops it."""
     hooks = getattr(ddp, "_comm_hooks", [])
     return bool(_built_in_hook(ddp)) or any(state is ddp.process_group for _, state in hooks)
 
@@ -210,7 +210,7 @@ def _built_in_hook(ddp: Any) -> str:
 
 
 def _make_reducer(ddp: Any, old: Any, group: Any) -> None:
-    """What DistributedDataParallel.__setstate__ does, and the hooks, which it forgets."""
+    """Do as DistributedDataParallel.__setstate__, and add the hooks, which it forgets."""
     built_in = _built_in_hook(ddp)
     hooks = [(hook, _moved(state, old, group)) for hook, state in ddp._comm_hooks]
     ddp._remove_autograd_hooks()
@@ -245,7 +245,7 @@ def _moved(state: Any, old: Any, group: Any) -> Any:
 
 
 def _begin_again(state: Any) -> None:
-    """PowerSGD as a joiner has it: what it remembers is by bucket, and the buckets are new."""
+    """Return PowerSGD's state as a joiner has it: it is by bucket, and the buckets are new."""
     state.iter = state.next_stats_report = 0
     state.total_numel_before_compression = state.total_numel_after_compression = 0
     state.rng.seed(0)  # drawn from alike on all ranks

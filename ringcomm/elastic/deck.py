@@ -19,7 +19,7 @@ import torch
 
 PERMUTATIONS = 2  # that a stream holds: batches in use lie in the present epoch and the next one
 
-# What a state holds, and of which type.
+# The keys of a state, with their types.
 SETTINGS = {"length": int, "batch_size": int, "seed": int, "shuffle": bool}
 NUMBERS = {"next": int, "decided": int, "ahead": int, "accumulate": int}
 LISTS = {"members": list, "returned": list, "queues": dict}
@@ -127,11 +127,11 @@ class Deck:
         return first * self.batch_size // self.length
 
     def epoch_over(self, epoch: int) -> bool:
-        """Whether each sample of `epoch`, and of those before, has been in a decided step."""
+        """Tell whether each sample of `epoch`, and of those before, has been in a decided step."""
         return self.epoch > epoch
 
     def shares(self) -> list[int]:
-        """How many batches each member takes in the present step, by rank."""
+        """Return how many batches each member takes in the present step, by rank."""
         count = len(self.queues)
         if self.total_batch is None or not count:
             return [self.accumulate] * count
@@ -139,7 +139,7 @@ class Deck:
         return [least + (rank < more) for rank in range(count)]
 
     def share(self, uuid: str) -> int:
-        """How many batches this member takes in the present step. Raises ValueError for others."""
+        """Return this member's batches in the present step. Raises ValueError for others."""
         if uuid not in self.queues:
             raise ValueError(f"{uuid} is no member, so no batches are dealt to it: join first")
         return self.shares()[self.members.index(uuid)]
@@ -205,7 +205,7 @@ class Deck:
                 self.next += 1
 
     def settings(self) -> dict[str, Any]:
-        """The arguments that the deck was made with, by name."""
+        """Return the arguments that the deck was made with, by name."""
         return {
             "length": self.length,
             "batch_size": self.batch_size,

@@ -94,7 +94,7 @@ class Entrance:
         if not rendezvous.assemble(record):
             return None
         try:
-            epochs.found(record.members)
+            epochs.start(record.members)
         except (dist.DistBackendError, dist.DistNetworkError) as error:
             say(f"elastic: a world of {len(record.members)} ranks was not founded: {error}")
             epochs.end()

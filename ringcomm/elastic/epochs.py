@@ -32,17 +32,17 @@ GUESTS_SECONDS = 5.0  # for a group with guests: they answered a moment ago
 
 @dataclass(frozen=True)
 class Settings:
-    """What a user says about groups. Times are seconds."""
+    """The user's settings for groups. Times are seconds."""
 
-    timeout: float  # of operations
+    timeout: float  # for operations
     patience: float  # with the network, and with members that are too few
-    options: Options  # of the groups
+    options: Options  # for the groups
     witness: bool = True
 
 
 @dataclass(frozen=True)
 class Decided:
-    """What an agreement has decided, as this rank sees it."""
+    """The decision of an agreement, as this rank sees it."""
 
     step: int
     lost: tuple[Process, ...]
@@ -56,7 +56,7 @@ class Epochs:
 
     run: str
     home: RunStore
-    life: int  # of the run: whether a world before this one has ended
+    life: int  # the run's: whether a world before this one has ended
     me: Process
     settings: Settings
     epoch: int = 0
@@ -82,7 +82,7 @@ class Epochs:
     def rank(self) -> int:
         return [process.uuid for process in self.all].index(self.me.uuid)
 
-    def found(self, members: tuple[Process, ...]) -> None:
+    def start(self, members: tuple[Process, ...]) -> None:
         """Make the first group of a world. Raises what the making of a group raises."""
         self.members = members
         self._make(FOUNDERS_SECONDS)
@@ -181,11 +181,11 @@ class Epochs:
         return results
 
     def has_timed_out(self) -> bool:
-        """Whether an operation of any group has waited for a rank for too long."""
+        """Tell whether an operation of any group has waited for a rank for too long."""
         return any(str(error).endswith(".TIMEOUT") for error in self._for_all_groups("get_error"))
 
     def has_lost(self) -> bool:
-        """Whether a member of the present epoch has died, or is suspected."""
+        """Tell whether a member of the present epoch has died, or is suspected."""
         return self.agreement is not None and bool(self.agreement.lost())
 
     def check_groups(self) -> None:
@@ -204,11 +204,11 @@ class Epochs:
         return backend_of()
 
     def record(self) -> Record:
-        """What the store is to know of this world."""
+        """Return this world as the store is to know it."""
         return Record(self.life, self.epoch, True, self.all)
 
     def admission(self) -> Admission:
-        """What the guests of the present epoch need to know."""
+        """Return all that the guests of the present epoch need to know."""
         ranks, step, extra = self.made
         who = (self.members, self.guests)
         return Admission(self.life, self.epoch, *who, tuple(ranks), step, extra)

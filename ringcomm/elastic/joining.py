@@ -24,7 +24,7 @@ from ringcomm.elastic.world import World
 from ringcomm.options import checked_timeout
 
 LOCAL_RANKS = ("LOCAL_RANK", "SLURM_LOCALID", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID")
-# What makes srun stop the ranks that live: the variable, slurm.conf's default for it, and when.
+# The reasons for srun to stop live ranks: the variable, slurm.conf's default for it, and when.
 SRUN_STOPS = (
     ("SLURM_KILL_BAD_EXIT", "KillOnBadExit", "when one dies"),
     ("SLURM_WAIT", "WaitTime", "so many seconds after the first one ends"),

@@ -46,9 +46,9 @@ class Process:
     uuid: str
     host: str
     pid: int
-    boot: str = ""  # of the host's kernel
+    boot: str = ""  # the start of the host's kernel
     machine: str = ""  # the host's own name of itself
-    space: str = ""  # of process ids
+    space: str = ""  # the namespace of process ids
     started: str = ""  # in the kernel's ticks
     card: str = ""  # by which the engine knows it
     rank: int = -1  # that its launcher gave it
@@ -70,7 +70,7 @@ class Process:
         )
 
     def is_dead(self) -> bool:
-        """Whether it is certain, from here, that the process has ended."""
+        """Tell whether it is certain, from here, that the process has ended."""
         if socket.gethostname() != self.host or not self.boot:
             return False
         if processes.here()[0] != self.boot:  # another host of that name, or this one, started anew
@@ -89,7 +89,7 @@ def _machine() -> str:
 
 @dataclass(frozen=True)
 class Record:
-    """What the store knows of a world. Members that died since may still be in it."""
+    """The store's record of a world. Members that died since may still be in it."""
 
     life: int = 0
     epoch: int = 0
@@ -119,7 +119,7 @@ class Admission:
     epoch: int
     members: tuple[Process, ...]
     guests: tuple[Process, ...]
-    ranks: tuple[int, ...]  # of the members, in the epoch before
+    ranks: tuple[int, ...]  # the members', in the epoch before
     step: int
     extra: str
 
@@ -240,7 +240,7 @@ class Rendezvous:
     # ---- founding
 
     def _are_dead(self, record: Record) -> bool:
-        """Whether all members of the record are known to be dead, by any that wait here."""
+        """Tell whether all members of the record are known to be dead, by any that wait here."""
         keys = [f"dead/{member.uuid}" for member in record.members]
         for key, member in zip(keys, record.members, strict=True):
             if member.is_dead() and not self.store.check([key]):
@@ -273,7 +273,7 @@ class Rendezvous:
         self.replace(self.known, Record(life=life, members=tuple(in_order(came)[: self.start])))
 
     def assemble(self, record: Record) -> bool:
-        """As one of its founders: wait for the others. Whether all are there.
+        """Wait for the others, as one of the founders; tell whether all are there.
 
         To make a group with one that has died since it answered would take a timeout.
         """
@@ -346,7 +346,7 @@ def answers(store: Any, name: str, enough: int, seconds: float = ANSWER_SECONDS)
 
 
 def in_order(processes: list[Process]) -> list[Process]:
-    """By the ranks that their launcher gave them, where each has another one."""
+    """Sort by the ranks that their launcher gave them, where each has another one."""
     ranks = [process.rank for process in processes]
     if len(set(ranks)) == len(ranks) and min(ranks, default=-1) >= 0:
         return sorted(processes, key=lambda process: process.rank)

@@ -33,7 +33,7 @@ class Sampler(torch.utils.data.Sampler[list[int]]):
     as `_bind` agreed on. A second iterator begins with the first batch that is not decided.
 
     Without a world, an iterator ends with an epoch. A step is then decided when its last batch was
-    asked for; what the loader prefetched is lost if its iterator is dropped.
+    asked for; prefetched batches are lost if its iterator is dropped.
 
     A world drives the sampler by `_bind` and `_decide`: the same calls on each member. It reads
     `_share` and the `_deck`.
@@ -133,7 +133,7 @@ class Sampler(torch.utils.data.Sampler[list[int]]):
         return self._deck.share(uuid) if uuid in self._deck.queues else 0
 
     def _forget(self) -> None:
-        """Part from the iterators: what they gave has no place in the queue any more."""
+        """Part from the iterators: their batches have no place in the queue any more."""
         if self._reader:
             self._reader.stale = True
         self._reader = None
@@ -236,13 +236,13 @@ class Feed:
         self._iterator: Iterator[Any] | None = None
         self._drawn: deque[Any] = deque()
         self._used = 0
-        self._versions: list[tuple[torch.Tensor, int]] = []  # of the batches that were given
+        self._versions: list[tuple[torch.Tensor, int]] = []  # the batches that were given
 
     def is_of(self, loader: Any, accumulate: int) -> bool:
         return self.loader is loader and self._accumulate == accumulate
 
     def batches(self) -> Any:
-        """What a step gets: the same until it is decided. It is a list where it may be several."""
+        """Return a step's batch, the same until it is decided; a list where it may be several."""
         sampler = self._sampler
         if self._iterator is None:
             self._iterator, self._used = iter(self.loader), sampler._used

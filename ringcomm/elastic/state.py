@@ -17,7 +17,7 @@ from ringcomm.elastic.transfer import Packed
 
 
 class Stateful(Protocol):
-    """What has state: modules, optimizers, schedulers, and objects like them."""
+    """An object with state: a module, an optimizer, a scheduler, or something like them."""
 
     def state_dict(self) -> Any: ...
 
@@ -59,7 +59,7 @@ class Tracked:
         parameters = {id(p): p for module in self.modules for p in module.parameters()}
         self.parameters: list[Any] = list(parameters.values())
         self._buffers = _Buffers(self.modules)
-        self._by_hand = _Copies()  # of parameters that no optimizer changes, but the program
+        self._by_hand = _Copies()  # parameters that the program changes, and no optimizer
         self._random = _Random()
         self._undo: dict[int, _Undo] = {}
         self._marked: list[Any] = []
@@ -67,7 +67,7 @@ class Tracked:
         self.pack()  # raises here, on every rank, for what a joiner could not load
 
     def signature(self) -> str:
-        """Names and kinds, to compare between ranks: "model: Net, opt: AdamW"."""
+        """Return names and kinds, to compare between ranks: "model: Net, opt: AdamW"."""
         return _listed(self._kinds())
 
     def _kinds(self) -> dict[str, str]:
@@ -136,7 +136,7 @@ class Tracked:
     # ---- comparing and sending
 
     def fingerprint(self, *, buffers: bool = False) -> int:
-        """64 bits of all parameters, which are equal on all ranks after a step.
+        """Return 64 bits of all parameters, which are equal on all ranks after a step.
 
         With `buffers`, of these too; they may differ between ranks, as BatchNorm's do.
         """
@@ -149,7 +149,7 @@ class Tracked:
         return result
 
     def pack(self) -> Packed:
-        """The whole state, over the tensors' own memory: it is what it is when it is sent.
+        """Return the whole state, over the tensors' own memory: it is what it is when it is sent.
 
         Parameters and optimizers are equal on all ranks, so each giver sends a part of them; all
         else comes from the first. Raises ValueError for what is neither tensors nor plain data.
@@ -166,7 +166,7 @@ class Tracked:
         return transfer.pack(header, tensors)
 
     def unpack(self, header: bytes) -> Packed:
-        """What a joiner receives state into: its modules' own tensors, and new ones for the rest.
+        """Return memory for a joiner's state: its modules' own tensors, and new ones for the rest.
 
         Raises ValueError with the first difference, before anything is changed.
         """
@@ -204,7 +204,7 @@ def _listed(kinds: dict[str, str]) -> str:
 
 
 def _is_scheduler(thing: object) -> bool:
-    """Whether its state is small, and it may be called before the optimizer's step."""
+    """Tell whether its state is small, and it may be called before the optimizer's step."""
     known = isinstance(thing, torch.optim.lr_scheduler.LRScheduler)
     return known or (hasattr(thing, "optimizer") and hasattr(thing, "step"))
 
@@ -301,7 +301,7 @@ def _put(value: Any, copy: Any) -> Any:
 
 
 class _Undo:
-    """What an optimizer's step changes."""
+    """Copies of everything that an optimizer's step changes."""
 
     def __init__(self, optimizer: Any) -> None:
         self._optimizer = optimizer

@@ -75,7 +75,7 @@ class Address(NamedTuple):
         return f"{self.host}:{self.port}"
 
     def is_here(self) -> bool:
-        """Whether it is an address of this host."""
+        """Tell whether it is an address of this host."""
         try:
             family, _, _, _, at = socket.getaddrinfo(self.host, 0, type=socket.SOCK_STREAM)[0]
             with socket.socket(family, socket.SOCK_STREAM) as trial:
@@ -85,7 +85,7 @@ class Address(NamedTuple):
         return True
 
     def answers(self) -> bool:
-        """Whether a process listens there."""
+        """Tell whether a process listens there."""
         try:
             socket.create_connection((self.host, self.port), PROBE_SECONDS).close()
         except OSError:
@@ -207,9 +207,9 @@ def open_store(run: str, given: str | Any | None) -> RunStore:
     """Return the store of `run` at "host:port", or in the store that is given.
 
     Several addresses, with commas between them, are places where it may be served. None: that of
-    RINGCOMM_ELASTIC, else of MASTER_ADDR and MASTER_PORT. Where nobody serves it, and the first
+    RINGCOMM_ELASTIC, else of MASTER_ADDR and MASTER_PORT. Where it is not served, and the first
     address is of this host, this process does; under a launcher that gives ranks, rank 0 does.
-    Raises ValueError for an address that is none, RuntimeError where nobody answers.
+    Raises ValueError for an address that is none, RuntimeError where none answers.
     """
     if given is not None and not isinstance(given, str):
         return RunStore(run, given)
@@ -241,7 +241,7 @@ def _first_client(home: tuple[Address, ...], serves: bool) -> Any:
 
 
 def client(address: Address) -> Any:
-    """Connect to a store. Raises RuntimeError where nobody serves one for so long."""
+    """Connect to a store. Raises RuntimeError where none is served for so long."""
     connected = dist.TCPStore(address.host, address.port, is_master=False, timeout=TIMEOUT)
     end_when_silent(address)
     return connected
@@ -250,8 +250,8 @@ def client(address: Address) -> Any:
 def end_when_silent(address: Address) -> None:
     """Have requests fail that the host at `address` does not acknowledge for TIMEOUT.
 
-    Those of a group that is being made are not `within` anything. Connections that nobody uses are
-    left alone. torch keeps its sockets to itself; the kernel lists them.
+    Those of a group that is being made are not `within` anything. Connections that are not in use
+    are left alone. torch keeps its sockets to itself; the kernel lists them.
     """
     with contextlib.suppress(OSError):  # also where there is no /proc
         answers = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)

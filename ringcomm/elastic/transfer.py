@@ -23,11 +23,11 @@ from torch import nn
 from ringcomm._runtime.library import load_library
 from ringcomm.elastic import ddp
 
-PIECE_BYTES = 4 << 20  # of one message
+PIECE_BYTES = 4 << 20  # per message
 SMALL_BYTES = 64 << 10  # tensors below it share messages
 WINDOW = 4  # pieces under way between two ranks
 HEADER_LIMIT = 1 << 30  # bytes
-ALIGNMENT = 64  # of the borders between stripes
+ALIGNMENT = 64  # borders between stripes are multiples of it
 LEAF = "ringcomm.elastic.leaf"  # stands where a tensor was, before its number
 
 
@@ -58,7 +58,7 @@ class Packed:
 
 
 @dataclass
-class Piece:
+class StripePiece:
     """Bytes of one message: (part, begin, end) each, all on one kind of device."""
 
     segments: list[tuple[int, int, int]] = field(default_factory=list)
@@ -74,12 +74,12 @@ def _hash(tensor: Any) -> int:
 
 
 def fold(first: int, second: int) -> int:
-    """A checksum of two checksums, in this order."""
+    """Return a checksum of two checksums, in this order."""
     return (first * 0x9E3779B97F4A7C15 + second + 1) % (1 << 64)
 
 
 def is_dense(tensor: Any) -> bool:
-    """Whether elements lie without gaps and overlaps, in whatever order."""
+    """Tell whether elements lie without gaps and overlaps, in whatever order."""
     expected = 1
     for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
         if size != 1 and stride != expected:
@@ -89,7 +89,7 @@ def is_dense(tensor: Any) -> bool:
 
 
 def memory_of(tensor: Any) -> Any:
-    """uint8[n] of a tensor's elements as they lie; a copy if there are gaps between them."""
+    """Return a tensor's elements as they lie, as uint8[n]; a copy if they have gaps."""
     dense = tensor.detach() if is_dense(tensor) else tensor.detach().contiguous()
     return torch.as_strided(dense, (dense.numel(),), (1,)).view(torch.uint8)
 
@@ -134,7 +134,7 @@ def fill(value: Any, tensors: list[Any]) -> Any:
 
 
 def encode(header: dict[str, Any]) -> bytes:
-    """Raises ValueError for what is not plain data, as an array of NumPy."""
+    """Encode it. Raises ValueError for anything but plain data, such as an array of NumPy."""
     buffer = io.BytesIO()
     try:
         torch.save(header, buffer)
@@ -159,7 +159,7 @@ def pack(header: dict[str, Any], tensors: list[tuple[Any, bool]]) -> Packed:
 
 
 def stream(header: bytes, leaves: list[Leaf], tensors: list[Any]) -> Packed:
-    """The memory of `tensors`, in the order that the leaves give on every rank."""
+    """Return the memory of `tensors`, in the order that the leaves give on every rank."""
     order = sorted(range(len(leaves)), key=lambda index: not leaves[index].own)
     parts = [memory_of(tensors[index]) for index in order]
     own = sum(part.numel() for part, i in zip(parts, order, strict=True) if leaves[i].own)
@@ -176,22 +176,22 @@ def stripes(packed: Packed, count: int) -> list[tuple[int, int]]:
     return list(pairwise([0, *(max(own, cut) for cut in even), total]))
 
 
-def pieces(packed: Packed, begin: int, end: int) -> list[Piece]:
+def pieces(packed: Packed, begin: int, end: int) -> list[StripePiece]:
     """Cut a stripe in pieces, the same on both sides: small tensors together, large ones alone."""
-    small: list[Piece] = []
-    large: list[Piece] = []
-    filling: dict[str, Piece] = {}  # by kind of device
+    small: list[StripePiece] = []
+    large: list[StripePiece] = []
+    filling: dict[str, StripePiece] = {}  # by kind of device
     sizes = [part.numel() for part in packed.parts]
     for index, upto in enumerate(accumulate(sizes)):
         offset = upto - sizes[index]
         low, high = max(begin - offset, 0), min(end, upto) - offset
         if high - low >= SMALL_BYTES:
             cuts = [*range(low, high, PIECE_BYTES), high]
-            large += [Piece([(index, a, b)], b - a) for a, b in pairwise(cuts)]
+            large += [StripePiece([(index, a, b)], b - a) for a, b in pairwise(cuts)]
         elif low < high:
             kind = packed.parts[index].device.type
             if kind not in filling or filling[kind].total_bytes >= PIECE_BYTES:
-                filling[kind] = Piece()
+                filling[kind] = StripePiece()
                 small.append(filling[kind])
             filling[kind].segments.append((index, low, high))
             filling[kind].total_bytes += high - low
@@ -263,12 +263,12 @@ def receive(unpack: Callable[[bytes], Packed], group: Any, givers: list[int]) ->
 
 
 class _Input:
-    """What comes from one giver."""
+    """The stripe that comes from one giver."""
 
     def __init__(self, packed: Packed, group: Any, giver: int, begin: int, end: int) -> None:
         self._parts, self._group, self._giver = packed.parts, group, giver
         self._pieces = iter(pieces(packed, begin, end))
-        self._under_way: deque[tuple[Any, Piece, Any]] = deque()
+        self._under_way: deque[tuple[Any, StripePiece, Any]] = deque()
         self.checksum = 0
         self.told = torch.zeros(8, dtype=torch.uint8)  # the giver's
 
@@ -284,7 +284,7 @@ class _Input:
         self._take(*self._under_way.popleft())
         return True
 
-    def _ask(self, piece: Piece) -> None:
+    def _ask(self, piece: StripePiece) -> None:
         part, begin, end = piece.segments[0]
         data = self._parts[part][begin:end]
         if len(piece.segments) > 1:
@@ -293,7 +293,7 @@ class _Input:
         work = dist.irecv(data, group=self._group, group_src=self._giver, tag=tag)
         self._under_way.append((data, piece, work))
 
-    def _take(self, data: Any, piece: Piece, work: Any) -> None:
+    def _take(self, data: Any, piece: StripePiece, work: Any) -> None:
         work.wait()
         if len(piece.segments) > 1:
             sizes = [end - begin for _, begin, end in piece.segments]
@@ -321,7 +321,7 @@ def _as_tensor(data: bytes) -> Any:
 
 
 def flat_state(thing: Any, tensors: list[tuple[Any, bool]]) -> Any:
-    """An object's state without its tensors, which are added to `tensors`."""
+    """Return an object's state without its tensors, which are added to `tensors`."""
     module = ddp.unwrapped(thing)
     if not isinstance(module, nn.Module):
         return flatten(thing.state_dict(), tensors, not isinstance(thing, torch.optim.Optimizer))
@@ -331,7 +331,7 @@ def flat_state(thing: Any, tensors: list[tuple[Any, bool]]) -> Any:
 
 
 def shapes_of(thing: Any) -> dict[str, list[int]]:
-    """The shapes of an optimizer's parameters, by their places."""
+    """Return the shapes of an optimizer's parameters, by their places."""
     return {
         f"parameter {index} of group {number}": list(parameter.shape)
         for number, group in enumerate(getattr(thing, "param_groups", []))

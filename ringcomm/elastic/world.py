@@ -100,7 +100,7 @@ class World:
 
     @property
     def weight(self) -> float:
-        """What to multiply each batch's mean loss by, where a step takes several batches.
+        """The factor for each batch's mean loss where a step takes several batches.
 
         DDP averages gradients over ranks. With this weight the result is the mean over all batches
         of the step, however many each rank has.
@@ -125,7 +125,7 @@ class World:
             self._tracked.objects[COUNTERS] = self._changes.counters
 
     def _record(self) -> Record | None:
-        """What the store should know of the world; None unless this rank leads one that trains."""
+        """Return the record for the store; None unless this rank leads a world that trains."""
         changes = self._changes
         if changes is None or not self._training or changes.stale or changes.epochs.rank != 0:
             return None
@@ -266,7 +266,7 @@ class World:
     # ---- steps
 
     def step(self) -> AbstractContextManager[None]:
-        """One step of the training: applied by every member, or by none and computed again.
+        """Enclose a step of the training: every member applies it, or none does and it is repeated.
 
         The first `step()` of the tracked optimizer inside waits until all ranks have their
         gradients. Several optimizers make their steps at once, and take them back if the step does
@@ -425,8 +425,8 @@ class Step(AbstractContextManager[None]):
     Several optimizers, and those that call a closure, apply theirs before the vote. Then it is
     taken back if the step does not count.
 
-    Once a step counts, every other rank applies it. So a rank that cannot finish it, whatever it
-    raises, leaves the world: what it holds may differ from what the others hold.
+    Once a step counts, every other rank applies it. So a rank that cannot finish it leaves the
+    world, no matter what it raises: its state may differ from that of the others.
     """
 
     def __init__(self, world: World) -> None:
@@ -450,7 +450,7 @@ class Step(AbstractContextManager[None]):
         world._step, world._training = self, True
 
     def before(self, optimizer: Any, index: int, *, closure: bool) -> None:
-        """The tracked optimizer of that index is about to apply its gradients.
+        """Prepare: the tracked optimizer of that index is about to apply its gradients.
 
         Raises Redo if the step is not to be applied, and what `Changes.commit` raises.
         """
@@ -472,7 +472,7 @@ class Step(AbstractContextManager[None]):
             raise Redo
 
     def after(self, index: int) -> None:
-        """The tracked optimizer of that index has applied its gradients."""
+        """Note that the tracked optimizer of that index has applied its gradients."""
         self._done |= 2 << index
 
     def __exit__(
@@ -515,7 +515,7 @@ class Step(AbstractContextManager[None]):
         return True
 
     def _is_applied(self, changes: Changes, error: BaseException | None) -> bool:
-        """Whether this rank has done all that a step which counts changes.
+        """Tell whether this rank has done all that a step which counts changes.
 
         What fails because the group has, after the optimizer, fails on the others, too.
         """
@@ -553,7 +553,7 @@ class Step(AbstractContextManager[None]):
 
 
 class Saving:
-    """What a world does with `Checkpoints`."""
+    """Writes and reads `Checkpoints` for a world."""
 
     def __init__(self, run: str, checkpoints: Checkpoints, changes: Changes) -> None:
         self._run, self._checkpoints, self._changes = run, checkpoints, changes
@@ -576,7 +576,7 @@ class Saving:
         if changes.epochs.rank != 0 or not (due or certainly):
             return
         if certainly:
-            with contextlib.suppress(RuntimeError):  # of the one before: it was logged
+            with contextlib.suppress(RuntimeError):  # the one before has failed: it was logged
                 self._checkpoints.finish()
         state = {name: thing.state_dict() for name, thing in self._named()}
         self._checkpoints.save(step, state, {"run": self._run, "epoch": changes.epochs.epoch})

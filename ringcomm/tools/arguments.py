@@ -8,10 +8,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, cast
 
-from ringcomm import _C
+from ringcomm import _planner
 from ringcomm._text import list_of, output, sizes
 
-# What tensors hold, in bytes.
+# The types of elements, with their bytes.
 DTYPES = {
     "bfloat16": 2,
     "bool": 1,
@@ -91,7 +91,7 @@ def former_local(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--local", type=int, action=Local, help=argparse.SUPPRESS)
 
 
-def named(names: Sequence[str] = _C.COLLECTIVES) -> Callable[[str], str]:
+def named(names: Sequence[str] = _planner.COLLECTIVES) -> Callable[[str], str]:
     """Return an argparse type for names: "allreduce" and "AllReduce" are "all_reduce".
 
     Others stay as they are, so that the command can say what it takes.
@@ -106,7 +106,7 @@ def named(names: Sequence[str] = _C.COLLECTIVES) -> Callable[[str], str]:
 
 def add_collective(
     parser: argparse.ArgumentParser,
-    names: Sequence[str] = _C.COLLECTIVES,
+    names: Sequence[str] = _planner.COLLECTIVES,
     *,
     several: bool = False,
     optional: bool = False,
@@ -115,11 +115,11 @@ def add_collective(
 
     Where it is optional and left out, that is None.
     """
-    one = named(names)
+    parse = named(names)
     return parser.add_argument(
         "collectives" if several else "collective",
         metavar="COLLECTIVE",
-        type=list_of(one) if several else one,
+        type=list_of(parse) if several else parse,
         nargs="?" if optional else None,
         action=Given,
         help=f"{'some' if several else 'one'} of {', '.join(names)}",

@@ -1,4 +1,4 @@
-"""What all pictures share: the file around them, colors for light and dark, texts and marks.
+"""Parts that all pictures share: the file around them, colors for light and dark, texts and marks.
 
 A picture follows the reader's choice of light or dark. Its colors are variables of CSS, so each is
 a pair: for a light ground, and for a dark one.

@@ -62,23 +62,23 @@ class Look:
 
 
 def look(folder: Path, at: float) -> Look:
-    """Read all ring files. What cannot be read, as it is being made or damaged, is left out."""
-    found = Look(at)
+    """Read all ring files, but leave out those that are damaged or being made."""
+    seen = Look(at)
     for path in sorted(folder.rglob("*.ring")):
         try:
             record = read_ring(path.read_bytes(), NEWEST)
             if not record.waits_ns:
                 raise ValueError("it is cut short")
         except (OSError, ValueError) as error:
-            found.unread.append(f"{path.name} is left out: {error}")
+            seen.unread.append(f"{path.name} is left out: {error}")
             continue
-        found.records[str(path)] = record
-    jobs = by_job([*found.records.values()])
+        seen.records[str(path)] = record
+    jobs = by_job([*seen.records.values()])
     latest = [*jobs.values()][-1] if jobs else []  # as `ringcomm trace` has it
-    found.lives = {one.process: life_of(one.process) for one in latest}
+    seen.lives = {record.process: life_of(record.process) for record in latest}
     wanted = {id(record) for record in shown(latest)}
-    found.records = {key: one for key, one in found.records.items() if id(one) in wanted}
-    return found
+    seen.records = {key: record for key, record in seen.records.items() if id(record) in wanted}
+    return seen
 
 
 def shown(records: list[GroupRecord]) -> Iterator[GroupRecord]:
@@ -136,7 +136,7 @@ def rows(before: Look, now: Look) -> Iterator[list[str]]:
         if not record.operations:
             continue
         operation = record.operations[-1]
-        running = next((each for each in record.operations if each.state == "running"), None)
+        running = next((call for call in record.operations if call.state == "running"), None)
         shown = running or operation
         then = totals(before.records.get(key, record))
         counted, size, waited = (new - old for new, old in zip(totals(record), then, strict=True))

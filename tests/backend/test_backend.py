@@ -81,10 +81,10 @@ def test_many_outstanding(ranks: Ranks) -> None:
 
 
 def check_short_wait(rank: Rank) -> tuple[str, str]:
-    tensor, found = torch.ones(3), ("", "")
+    tensor, error = torch.ones(3), ("", "")
     if rank.index == 0:
         work = dist.all_reduce(tensor, async_op=True)
-        found = error_of(lambda: work.wait(timedelta(milliseconds=50)))
+        error = error_of(lambda: work.wait(timedelta(milliseconds=50)))
         dist.send(tensor.clone(), 1)
         work.wait()  # it went on
     else:
@@ -92,7 +92,7 @@ def check_short_wait(rank: Rank) -> tuple[str, str]:
             dist.recv(torch.empty(3), 0)
         dist.all_reduce(tensor)
     assert tensor.eq(rank.size).all()
-    return found
+    return error
 
 
 def test_a_wait_that_is_too_short_ends_nothing(ranks: Ranks) -> None:
@@ -149,9 +149,9 @@ def check_unequal_layouts(rank: Rank) -> tuple[str, str]:
     image = torch.ones(2, 3, 4, 5)
     if rank.index == 0:
         image = image.to(memory_format=torch.channels_last)
-    found = error_of(lambda: dist.all_reduce(image, group=group))
+    error = error_of(lambda: dist.all_reduce(image, group=group))
     dist.destroy_process_group(group)
-    return found
+    return error
 
 
 def test_unequal_layouts_are_refused(ranks: Ranks) -> None:
@@ -165,7 +165,7 @@ def test_unequal_layouts_are_refused(ranks: Ranks) -> None:
 
 def wrong_calls(rank: Rank) -> list[tuple[str, Any, str]]:
     n, me, group = rank.size, rank.index, dist.group.WORLD
-    one, two = torch.ones(2), torch.ones(3)
+    src, two = torch.ones(2), torch.ones(3)
     root = dist.BroadcastOptions()
     root.rootRank = 7
     last = dist.GatherOptions()
@@ -173,52 +173,52 @@ def wrong_calls(rank: Rank) -> list[tuple[str, Any, str]]:
     band = dist.AllreduceOptions()
     band.reduceOp = dist.ReduceOp.BAND
     return [
-        ("root", lambda: group.broadcast([one], root), "invalid root rank: 7"),
+        ("root", lambda: group.broadcast([src], root), "invalid root rank: 7"),
         (
             "two",
-            lambda: group.allreduce([one, two], dist.AllreduceOptions()),
+            lambda: group.allreduce([src, two], dist.AllreduceOptions()),
             "make a call for each",
         ),
-        ("op", lambda: group.allreduce([one], band), "Cannot use ReduceOp.BAND with tensors of"),
-        ("sparse", lambda: backend_of().reduce([one.to_sparse()], dist.ReduceOptions()), "dense"),
-        ("max", lambda: dist.all_reduce(one.to_sparse(), dist.ReduceOp.MAX), "ReduceOp.SUM"),
-        ("meta", lambda: backend_of().allreduce([one.to("meta")]), "CPU"),
+        ("op", lambda: group.allreduce([src], band), "Cannot use ReduceOp.BAND with tensors of"),
+        ("sparse", lambda: backend_of().reduce([src.to_sparse()], dist.ReduceOptions()), "dense"),
+        ("max", lambda: dist.all_reduce(src.to_sparse(), dist.ReduceOp.MAX), "ReduceOp.SUM"),
+        ("meta", lambda: backend_of().allreduce([src.to("meta")]), "CPU"),
         (
             "list",
-            lambda: group.allgather([[one]], [one]),
+            lambda: group.allgather([[src]], [src]),
             f"output tensor list size 1 does not match world size {n}",
         ),
         ("types", lambda: group.allgather([[two.int()] * n], [two]), "invalid tensor type"),
-        ("sizes", lambda: group.allgather([[two] * n], [one]), "invalid tensor size at index"),
-        ("whole", lambda: dist.all_gather_into_tensor(two, one), "invalid tensor size"),
-        ("gather", lambda: group.gather([[one] * n], [one], last), "empty output on non-root"),
-        ("gather", lambda: dist.gather(one, [one] * (n + 1) if me == 0 else [one], 0), ""),
+        ("sizes", lambda: group.allgather([[two] * n], [src]), "invalid tensor size at index"),
+        ("whole", lambda: dist.all_gather_into_tensor(two, src), "invalid tensor size"),
+        ("gather", lambda: group.gather([[src] * n], [src], last), "empty output on non-root"),
+        ("gather", lambda: dist.gather(src, [src] * (n + 1) if me == 0 else [src], 0), ""),
         (
             "scatter",
-            lambda: group.reduce_scatter([one], [[one]]),
+            lambda: group.reduce_scatter([src], [[src]]),
             f"input tensor list size 1 does not match world size {n}",
         ),
-        ("splits", lambda: dist.all_to_all_single(one, one, [1] * n, [5] + [1] * (n - 1)), "dim 0"),
-        ("number", lambda: dist.all_to_all_single(one, one, [2], [2]), "Number of tensor splits"),
+        ("splits", lambda: dist.all_to_all_single(src, src, [1] * n, [5] + [1] * (n - 1)), "dim 0"),
+        ("number", lambda: dist.all_to_all_single(src, src, [2], [2]), "Number of tensor splits"),
         ("equal", lambda: dist.all_to_all_single(torch.ones(n + 1), torch.ones(n + 1)), "divide"),
-        ("lists", lambda: dist.all_to_all([one], [one]), f"does not match world size {n}"),
-        ("tag", lambda: dist.send(one, (me + 1) % n, tag=-1), "Tag must be nonnegative"),
-        ("peer", lambda: group.send([one], 99, 0), "invalid rank: 99"),
+        ("lists", lambda: dist.all_to_all([src], [src]), f"does not match world size {n}"),
+        ("tag", lambda: dist.send(src, (me + 1) % n, tag=-1), "Tag must be nonnegative"),
+        ("peer", lambda: group.send([src], 99, 0), "invalid rank: 99"),
         ("overlap", lambda: dist.all_reduce(torch.ones(1).expand(4)), "single memory location"),
     ]
 
 
 def check_wrong_calls(rank: Rank) -> list[tuple[str, str, str, str]]:
-    found = [(name, *error_of(call), wanted) for name, call, wanted in wrong_calls(rank)]
+    errors = [(name, *error_of(call), wanted) for name, call, wanted in wrong_calls(rank)]
     tensor = torch.ones(1)
     dist.all_reduce(tensor)  # the group still works
     assert tensor.item() == rank.size
-    return found
+    return errors
 
 
 def test_wrong_arguments(ranks: Ranks) -> None:
-    for found in ranks(check_wrong_calls):
-        for name, kind, text, wanted in found:
+    for errors in ranks(check_wrong_calls):
+        for name, kind, text, wanted in errors:
             assert kind in ("RuntimeError", "ValueError"), f"{name}: {kind} {text}"
             assert wanted in text, f"{name}: {text}"
 
@@ -278,13 +278,13 @@ def test_split(ranks: Ranks) -> None:
 def check_missing_rank(rank: Rank, every: bool) -> tuple[str, str, float]:
     group = dist.new_group()
     begin = time.monotonic()
-    found = ("", "")
+    error = ("", "")
     if rank.index != 1:
-        found = error_of(lambda: group.monitored_barrier(timedelta(seconds=0.5), every))
+        error = error_of(lambda: group.monitored_barrier(timedelta(seconds=0.5), every))
     seconds = time.monotonic() - begin
     dist.barrier()
     dist.destroy_process_group(group)
-    return (*found, seconds)
+    return (*error, seconds)
 
 
 @pytest.mark.parametrize("every", [False, True])

@@ -26,12 +26,12 @@ def two() -> Iterator[Ranks]:
 
 def works(rank: Rank) -> str:
     """Say which of the calls that torch can collect does nothing."""
-    one, all_of_them, mine = torch.ones(1), torch.zeros(rank.size), torch.zeros(1)
-    dist.all_reduce(one)
+    sum_, all_of_them, mine = torch.ones(1), torch.zeros(rank.size), torch.zeros(1)
+    dist.all_reduce(sum_)
     dist.all_gather_into_tensor(all_of_them, torch.ones(1))
     dist.reduce_scatter_tensor(mine, torch.ones(rank.size))
-    found = [one.tolist(), all_of_them.tolist(), mine.tolist()]
-    return "" if found == [[2.0], [1.0, 1.0], [2.0]] else f"{found}"
+    results = [sum_.tolist(), all_of_them.tolist(), mine.tolist()]
+    return "" if results == [[2.0], [1.0, 1.0], [2.0]] else f"{results}"
 
 
 class StopError(Exception):
@@ -98,7 +98,7 @@ def test_calls_work_after_a_batch_that_raised(two: Ranks, raises: Any) -> None:
 def check_threads(rank: Rank) -> list[str]:
     """One thread is within a coalescing while another one calls."""
     inside, over = threading.Event(), threading.Event()
-    tensor, found = torch.full((3,), 5.0), []
+    tensor, problems = torch.full((3,), 5.0), []
 
     def collect() -> None:
         with dist._coalescing_manager():
@@ -109,12 +109,12 @@ def check_threads(rank: Rank) -> list[str]:
     thread = threading.Thread(target=collect)
     thread.start()
     assert inside.wait(limit(20))
-    found.append(works(rank))
-    found.append("" if tensor.eq(5).all() else "the block's own call did not wait for its end")
+    problems.append(works(rank))
+    problems.append("" if tensor.eq(5).all() else "the block's own call did not wait for its end")
     over.set()
     thread.join(limit(20))
-    found.append("" if tensor.eq(10).all() else "the block's own call was not made")
-    return found
+    problems.append("" if tensor.eq(10).all() else "the block's own call was not made")
+    return problems
 
 
 def test_a_coalescing_is_its_threads_own(two: Ranks) -> None:
@@ -156,7 +156,7 @@ def check_memory(rank: Rank) -> list[bool]:
         error_of(functools.partial(block_with, tensor))
         del tensor
     dist.barrier()
-    return [one() is None for one in alive]
+    return [reference() is None for reference in alive]
 
 
 def block_with(tensor: torch.Tensor) -> None:
@@ -187,9 +187,9 @@ def check_others(rank: Rank) -> list[str]:
     """Groups of other backends work as torch has made them."""
     gloo = dist.new_group(backend="gloo")
     with dist._coalescing_manager(gloo):
-        one = torch.ones(1)
-        dist.all_reduce(one, group=gloo)
-    return ["" if one.item() == 2 else f"{one}", works(rank)]
+        tensor = torch.ones(1)
+        dist.all_reduce(tensor, group=gloo)
+    return ["" if tensor.item() == 2 else f"{tensor}", works(rank)]
 
 
 def test_groups_of_other_backends(two: Ranks) -> None:

@@ -209,7 +209,7 @@ def overlapping(rank: Rank) -> list[tuple[str, Any]]:
 
 
 def check_overlaps(rank: Rank) -> list[tuple[str, str, str]]:
-    found = [(name, *error_of(call)) for name, call in overlapping(rank)]
+    errors = [(name, *error_of(call)) for name, call in overlapping(rank)]
     # Each rank's own part may be in its own place.
     n, me = rank.size, rank.index
     whole = torch.full((n * 300_000,), -1.0)
@@ -222,12 +222,12 @@ def check_overlaps(rank: Rank) -> list[tuple[str, str, str]]:
     assert parts[me].eq(me * n).all()
     assert parts[(me + 1) % n].eq((me + 1) % n).all()
     dist.all_gather([torch.empty(5) for _ in range(n)], torch.ones(1).expand(5))  # read only
-    return found
+    return errors
 
 
 def test_outputs_that_overlap_are_refused(ranks: Ranks) -> None:
-    for found in ranks(check_overlaps):
-        for name, kind, text in found:
+    for errors in ranks(check_overlaps):
+        for name, kind, text in errors:
             assert kind == "RuntimeError", f"{name}: {kind} {text}"
             assert "memory" in text, f"{name}: {text}"
 

@@ -29,7 +29,7 @@ def several(request: pytest.FixtureRequest) -> Iterator[Ranks]:
 
 
 def calls(rank: Rank, group: Any, x: torch.Tensor) -> dict[str, Callable[[], Any]]:
-    """Collectives that may end early on rank 0; of each, what stands in `x` then is known."""
+    """Collectives that may end early on rank 0, with the value of `x` after each."""
     parts = list(x.view(rank.size, -1).unbind())
     mine = torch.full((x.numel() // rank.size,), 1.0)
     return {

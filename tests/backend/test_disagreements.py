@@ -98,7 +98,7 @@ def varied(chance: random.Random, a: Given, what: str) -> tuple[Given, Given]:
     def other(values: Any, than: Any) -> Any:
         return chance.choice([value for value in values if value != than])
 
-    if what == "dtype":  # of as many bytes, often
+    if what == "dtype":  # often of as many bytes
         twins = {torch.int32: torch.float32, torch.float32: torch.int32, torch.int64: torch.float64}
         dtype = twins.get(a.dtype) or other(TYPES, a.dtype)
         return a, replace(a, dtype=dtype, types=(dtype,) * len(a.types))
@@ -140,7 +140,7 @@ def disagreement(number: int, name: str, what: str, most: int) -> tuple[str, Eac
     # The third rank takes no part in a message between two.
     odd = chance.randrange(2 if CALLS[name].run in (calls.send, calls.send_object_list) else 3)
     if what == "call":
-        some = [each for each in CALLS if CALLS[each].kind == "collective" and each != name]
+        some = [call for call in CALLS if CALLS[call].kind == "collective" and call != name]
         if most < COUNTS[-1]:  # sparse tensors would be on the CPU, and others on a device
             some.remove("sparse all_reduce")
         instead = chance.choice(some)
@@ -148,8 +148,8 @@ def disagreement(number: int, name: str, what: str, most: int) -> tuple[str, Eac
     else:
         a, b = varied(chance, a, what)
         of_odd = name, b
-    each = [of_odd if rank == odd else (name, a) for rank in range(3)]
-    return f"{name}, other {what} on rank {odd}, {number}", each
+    by_rank = [of_odd if rank == odd else (name, a) for rank in range(3)]
+    return f"{name}, other {what} on rank {odd}, {number}", by_rank
 
 
 def freedom(number: int, name: str, most: int) -> tuple[str, Each]:
@@ -157,11 +157,11 @@ def freedom(number: int, name: str, most: int) -> tuple[str, Each]:
     chance = random.Random(f"{number} {name} {most}")
     a = drawn(chance, name, most)
     choices = {"is_async": (False, True), "strided": (False, True)}
-    each = []
+    by_rank = []
     for _ in range(3):
         own: dict[str, Any] = {w: chance.choice(choices[w]) for w in CALLS[name].may.split()}
-        each.append((name, replace(a, **own)))
-    return f"{name}, {number}", each
+        by_rank.append((name, replace(a, **own)))
+    return f"{name}, {number}", by_rank
 
 
 # ---- what comes of it
@@ -186,9 +186,9 @@ def try_all(rank: Rank, life: str, env: dict[str, str], cases: list[tuple[str, E
         os.environ.update(env)
         join(rank_of(rank, life), "cpu:ringcomm", seconds=20)
         errors, wrong = [], []
-        for title, each in cases:
+        for title, by_rank in cases:
             group = dist.new_group(timeout=timedelta(seconds=10))
-            name, given = each[rank.index]
+            name, given = by_rank[rank.index]
             mine = replace(given, rank=rank.index, group=group)
             error, results = attempt(name, mine)
             errors.append(error)

@@ -24,7 +24,7 @@ from lab.ranks import HOST, Rank, Ranks, error_of, join, ranks
 
 
 class OwnStore(dist.Store):
-    """A store written in Python: what torch hands on is then a call back into the interpreter."""
+    """A store written in Python: torch hands on a call back into the interpreter."""
 
     def __init__(self, inner: Any) -> None:
         super().__init__()
@@ -235,7 +235,7 @@ def make_groups(rank: Rank, how: str, late: int) -> Outcome:
                 if rank.index in members:
                     part = torch.tensor([10.0**rank.index])
                     dist.all_reduce(part, group=group)
-                    sums.append(part.item() == sum(10.0**each for each in members))
+                    sums.append(part.item() == sum(10.0**member for member in members))
             except dist.DistBackendError as error:
                 errors.append(str(error))
                 break
@@ -301,35 +301,35 @@ def be_alone(rank: Rank) -> None:
     assert dist.group.WORLD.name() == "custom"
     backend = dist.group.WORLD._get_backend(torch.device("cpu"))
     assert backend.options._timeout == c10d.default_pg_timeout
-    one, out = torch.arange(4.0).view(2, 2), torch.zeros(2, 2)
+    tensor, out = torch.arange(4.0).view(2, 2), torch.zeros(2, 2)
     calls: list[Callable[[], Any]] = [
-        lambda: dist.broadcast(one, 0),
-        lambda: dist.all_reduce(one),
-        lambda: dist.reduce(one, 0),
-        lambda: dist.all_reduce_coalesced([one]),
+        lambda: dist.broadcast(tensor, 0),
+        lambda: dist.all_reduce(tensor),
+        lambda: dist.reduce(tensor, 0),
+        lambda: dist.all_reduce_coalesced([tensor]),
         lambda: dist.barrier(),
-        lambda: dist.all_gather([out], one),
-        lambda: dist.gather(one, [out]),
-        lambda: dist.scatter(out, [one]),
-        lambda: dist.reduce_scatter(out, [one]),
-        lambda: dist.all_to_all([out], [one]),
-        lambda: dist.all_to_all_single(out, one),
-        lambda: dist.all_gather_into_tensor(out, one),
-        lambda: dist.reduce_scatter_tensor(out, one),
+        lambda: dist.all_gather([out], tensor),
+        lambda: dist.gather(tensor, [out]),
+        lambda: dist.scatter(out, [tensor]),
+        lambda: dist.reduce_scatter(out, [tensor]),
+        lambda: dist.all_to_all([out], [tensor]),
+        lambda: dist.all_to_all_single(out, tensor),
+        lambda: dist.all_gather_into_tensor(out, tensor),
+        lambda: dist.reduce_scatter_tensor(out, tensor),
     ]
     for number, call in enumerate(calls):
         out.zero_()
         call()
-        assert one.flatten().tolist() == [0, 1, 2, 3]
-        assert number < 5 or out.equal(one), number
-    dist.all_to_all_single(out, one.t())  # refused by Gloo
-    assert out.equal(one.t())
+        assert tensor.flatten().tolist() == [0, 1, 2, 3]
+        assert number < 5 or out.equal(tensor), number
+    dist.all_to_all_single(out, tensor.t())  # refused by Gloo
+    assert out.equal(tensor.t())
     dist.destroy_process_group()
 
 
 def test_alone() -> None:
-    with ranks(1, backend=None) as one:
-        one(be_alone)
+    with ranks(1, backend=None) as single:
+        single(be_alone)
 
 
 # ---- TORCH_DISTRIBUTED_DEBUG=DETAIL: every call is compared by way of Gloo before it is made
@@ -355,10 +355,10 @@ def differ(rank: Rank, backend: str, how: str) -> tuple[str, str]:
         "dtype": lambda: dist.all_reduce(data.double() if odd else data, group=group),
         "barrier": lambda: dist.barrier(group) if odd else dist.all_reduce(data, group=group),
     }
-    found = error_of(calls[how])
+    error = error_of(calls[how])
     dist.all_reduce(data)  # the default group is as it was
     dist.destroy_process_group()
-    return found
+    return error
 
 
 DIFFERENCES = {

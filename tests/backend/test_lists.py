@@ -33,9 +33,9 @@ def options(kind: Any, **fields: Any) -> Any:
 
 def coalesced(rank: Rank) -> None:
     total = rank.size * (rank.size + 1) / 2
-    one, twice = torch.full((4,), rank.index + 1.0), torch.ones(2)
-    dist.all_reduce_coalesced([one, twice, torch.zeros(0)], async_op=True).wait()
-    assert one.eq(total).all()
+    mine, twice = torch.full((4,), rank.index + 1.0), torch.ones(2)
+    dist.all_reduce_coalesced([mine, twice, torch.zeros(0)], async_op=True).wait()
+    assert mine.eq(total).all()
     assert twice.eq(rank.size).all()
     whole = torch.ones(6)
     dist.all_reduce_coalesced([whole[:3], whole[3:]])  # views side by side
@@ -100,16 +100,16 @@ def wrong_calls(rank: Rank) -> list[tuple[str, Callable[[], Any]]]:
 
 
 def check_wrong_calls(rank: Rank) -> list[tuple[str, str]]:
-    found = [(wanted, error_of(call)[1]) for wanted, call in wrong_calls(rank)]
+    errors = [(wanted, error_of(call)[1]) for wanted, call in wrong_calls(rank)]
     tensor = torch.ones(1)
     dist.all_reduce(tensor)  # the group still works
     assert tensor.item() == rank.size
-    return found
+    return errors
 
 
 def test_wrong_lists_are_refused(ranks: Ranks) -> None:
-    for found in ranks(check_wrong_calls):
-        for wanted, text in found:
+    for errors in ranks(check_wrong_calls):
+        for wanted, text in errors:
             assert wanted in text, f"{wanted}: {text}"
 
 
@@ -119,9 +119,9 @@ def test_wrong_lists_are_refused(ranks: Ranks) -> None:
 def repeated(rank: Rank) -> None:
     """As over Gloo: the last result stays in it."""
     n, me = rank.size, rank.index
-    one = torch.zeros(5)
-    dist.all_gather([one] * n, torch.full((5,), float(me)))
-    assert one.eq(n - 1).all()
+    output = torch.zeros(5)
+    dist.all_gather([output] * n, torch.full((5,), float(me)))
+    assert output.eq(n - 1).all()
 
     own = torch.full((3, 3), float(me))  # which is the input as well
     dist.all_gather([own] * n, own)

@@ -77,7 +77,7 @@ def work_with_an_odd_one(rank: Rank, how: str, odd: list[int]) -> Outcome:
             exact = tensor.equal(3 * torch.arange(70_000.0) + 3)
             part = torch.full((5,), float(rank.index))
             dist.broadcast(part, 1)
-            again = dist.new_group(list(range(rank.size)))  # what was found out is known
+            again = dist.new_group(list(range(rank.size)))  # with the results of the first
             dist.all_reduce(part, group=again)
             dist.destroy_process_group()
             log.seek(0)

@@ -161,7 +161,7 @@ def drown(rank: Rank, life: str) -> Outcome:
 
 
 def test_a_peer_whose_messages_nobody_wants_dies() -> None:
-    """64 MiB of them are kept; what lies behind those is no sign of life."""
+    """64 MiB of them are kept; bytes behind those are no sign of life."""
     with some_ranks(2, backend=None) as two:
         outcome = two(drown, "drown", seconds=120)[0]
     assert "its process died" in outcome["text"], outcome

@@ -84,11 +84,11 @@ def premultiplied(rank: Rank, name: str) -> Outcome:
         Path("/proc/self/clear_refs").write_text("5")
         before = status("VmRSS")
         calls[name.split()[0]](op)
-        found = {"peak": status("VmHWM") - before, "after": status("VmRSS") - before}
+        memory = {"peak": status("VmHWM") - before, "after": status("VmRSS") - before}
         result = shard if name.startswith("reduce_scatter") else tensor
         kept = name == "reduce" and rank.index != 0
         good = bool(result.eq(3 if kept else 1.5 * rank.size).all())
-        return {**found, "good": good, **outcome_of(dist.barrier)}
+        return {**memory, "good": good, **outcome_of(dist.barrier)}
 
     return in_child(body)
 
@@ -177,7 +177,7 @@ def test_a_program_ends_though_a_callback_runs(tmp_path: Path, seconds: float, c
         )
         for rank in range(2)
     ]
-    ends = [(one.communicate(timeout=60), one.returncode) for one in some]
+    ends = [(process.communicate(timeout=60), process.returncode) for process in some]
     assert [end[1] for end in ends] == [code, code], ends
     if seconds < 1:
         for (printed, _), _ in ends:

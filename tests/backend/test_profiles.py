@@ -55,11 +55,11 @@ def test_profiles_show_the_calls(three: Ranks, tmp_path: Path) -> None:
         assert ("ringcomm:broadcast", True, [[6, 7]]) in events
         frames = [name for name, *_ in events].count("record_param_comms")
         assert frames == 3 + (rank < 2)
-        found = arguments_in(tmp_path / f"{rank}.json")
-        assert found["ringcomm:all_reduce"] == ("direct", BYTES)
-        assert found["ringcomm:broadcast"] == ("direct", BYTES)
-        assert found["ringcomm:barrier"][1] == 0
-        messages = {name: one for name, one in found.items() if one[0] == "message"}
+        calls = arguments_in(tmp_path / f"{rank}.json")
+        assert calls["ringcomm:all_reduce"] == ("direct", BYTES)
+        assert calls["ringcomm:broadcast"] == ("direct", BYTES)
+        assert calls["ringcomm:barrier"][1] == 0
+        messages = {name: call for name, call in calls.items() if call[0] == "message"}
         expected = [{"ringcomm:send": ("message", BYTES)}, {"ringcomm:recv": ("message", BYTES)}]
         assert messages == [*expected, {}][rank]
 
@@ -80,5 +80,5 @@ def test_profiles_of_a_device(tmp_path: Path, mode: str, algorithm: str) -> None
     with ranks(2, backend=None) as pair:
         pair(check_on_a_device, tmp_path, {**SMALL, "RINGCOMM_CUDA_MODE": mode})
     for rank in range(2):
-        found = arguments_in(tmp_path / f"{rank}.json")
-        assert found == {"ringcomm:all_reduce": (algorithm, BYTES)}
+        calls = arguments_in(tmp_path / f"{rank}.json")
+        assert calls == {"ringcomm:all_reduce": (algorithm, BYTES)}

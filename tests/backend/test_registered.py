@@ -19,7 +19,7 @@ from lab.by_hand import WAYS, example, go
 from lab.oracle import bits
 from lab.outcomes import in_child
 from lab.ranks import Rank, error_of, join, ranks
-from ringcomm import _C
+from ringcomm import _planner
 from ringcomm._C import flight_rings
 from ringcomm._flight import records
 from ringcomm.algorithms import Algorithm, Chunk, Shape, copy, reduce, send
@@ -70,25 +70,25 @@ def by_the_words(algorithm: Algorithm, shape: Shape, inputs: list[torch.Tensor])
     """Return rank 0's output of an all_reduce, added up as the algorithm is written."""
     recorder = record(algorithm, shape)
     cuts = chunks_of(inputs[0].numel(), shape.parts)
-    outputs = [torch.zeros_like(one) for one in inputs]
+    outputs = [torch.zeros_like(tensor) for tensor in inputs]
     slots: dict[Operand, torch.Tensor] = {}
     for rank, operation in in_some_order(recorder):
         if not isinstance(operation, Move):
             continue
         places = {INPUT: inputs[rank], OUTPUT: outputs[rank]}
         values = [
-            slots[one] if one.space == SLOT else places[one.space][cuts[one.chunk]].clone()
-            for one in operation.src
+            slots[src] if src.space == SLOT else places[src.space][cuts[src.chunk]].clone()
+            for src in operation.src
         ]
         total = values[0]
         for value in values[1:]:
             total = total + value
-        for one in operation.dst:
-            if one.space == OUTPUT:
-                outputs[rank][cuts[one.chunk]] = total
+        for operand in operation.dst:
+            if operand.space == OUTPUT:
+                outputs[rank][cuts[operand.chunk]] = total
             else:
-                slots[one] = total
-    assert all(torch.equal(one, outputs[0]) for one in outputs)
+                slots[operand] = total
+    assert all(torch.equal(output, outputs[0]) for output in outputs)
     return outputs[0]
 
 
@@ -98,14 +98,14 @@ def in_some_order(recorder: Recorder) -> Iterator[tuple[int, Move | Signal | Wai
         moved = False
         for rank, program in enumerate(recorder.programs):
             while place[rank] < len(program):
-                one = program[place[rank]]
-                if isinstance(one, Wait) and (one.link.number, one.number) not in sent:
+                step = program[place[rank]]
+                if isinstance(step, Wait) and (step.link.number, step.number) not in sent:
                     break
-                if isinstance(one, Signal):
-                    sent.add((one.message.link.number, one.message.lane))
+                if isinstance(step, Signal):
+                    sent.add((step.message.link.number, step.message.lane))
                 place[rank] += 1
                 moved = True
-                yield rank, one
+                yield rank, step
 
 
 def mine_of(rank: int, count: int) -> torch.Tensor:
@@ -123,12 +123,12 @@ def run_by(rank: Rank, way: str, name: str, function: str) -> list[str]:
     join(rank)
     results = []
     for count in SIZES:
-        one, other = mine_of(rank.index, count), mine_of(rank.index, count)
-        dist.all_reduce(one)
+        tensor, other = mine_of(rank.index, count), mine_of(rank.index, count)
+        dist.all_reduce(tensor)
         work = dist.all_reduce(other, async_op=True)
         work.wait()
-        assert torch.equal(one, other)
-        results.append(bits(one))
+        assert torch.equal(tensor, other)
+        results.append(bits(tensor))
     dist.destroy_process_group()
     return results
 
@@ -162,12 +162,12 @@ def others_by_hand(rank: Rank, way: str) -> list[bool]:
         group = dist.new_group(pg_options=ringcomm.Options(algorithm=name))
         for count in (3, 5000, 200_000):
             mine = mine_of(rank.index, count * n)
-            all_ = [mine_of(one, count * n) for one in range(n)]
+            all_ = [mine_of(r, count * n) for r in range(n)]
             out = torch.zeros(n * n * count)
             dist.all_gather_into_tensor(out, mine, group=group)
             right.append(torch.equal(out, torch.cat(all_)))
             dist.all_to_all_single(out := torch.zeros(n * count), mine, group=group)
-            theirs = [one[rank.index * count :][:count] for one in all_]
+            theirs = [tensor[rank.index * count :][:count] for tensor in all_]
             right.append(torch.equal(out, torch.cat(theirs)))
             dist.broadcast(got := mine.clone(), 2, group=group)
             right.append(torch.equal(got, all_[2]))
@@ -297,7 +297,7 @@ def noted(rank: Rank) -> list[str]:
         dist.all_reduce(torch.ones(1000))
     dist.broadcast(torch.ones(1000), 0)
     record = records.read_ring(flight_rings()[0])
-    return [f"{one.collective} {one.algorithm}" for one in record.operations]
+    return [f"{operation.collective} {operation.algorithm}" for operation in record.operations]
 
 
 def test_flight_records_have_its_name(on: On) -> None:
@@ -332,7 +332,7 @@ def built_in(rank: Rank) -> dict[str, str]:
     register = functools.partial(
         ringcomm.algorithms.register_algorithm, function=straight, collectives=["all_reduce"]
     )
-    names = (*_C.ALGORITHMS, *_C.KERNELS)
+    names = (*_planner.ALGORITHMS, *_planner.KERNELS)
     return {name: error_of(functools.partial(register, name))[1] for name in names}
 
 

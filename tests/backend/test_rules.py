@@ -32,7 +32,7 @@ def by_rules(rank: Rank, way: str, rules: str) -> list[str]:
     dist.broadcast(torch.ones(1000), 0)
     dist.barrier()
     host = records.read_ring(flight_rings()[0])
-    return [f"{one.collective} {one.algorithm}" for one in host.operations]
+    return [f"{operation.collective} {operation.algorithm}" for operation in host.operations]
 
 
 @pytest.mark.parametrize("way", ["tcp", "device"])
@@ -44,8 +44,8 @@ def test_rules_choose_by_collective_and_size(tmp_path: Path, way: str) -> None:
         told = two(by_rules, way, f"@{file}")
     mine = ["all_reduce mine"] * 2
     by_table = ["all_reduce ring", *mine, "all_reduce doubling", "broadcast tree"]
-    for one in told:
-        assert one[: 2 if way == "device" else 5] == (mine if way == "device" else by_table)
+    for lines in told:
+        assert lines[: 2 if way == "device" else 5] == (mine if way == "device" else by_table)
 
 
 WRONG_RULES = {

@@ -98,25 +98,25 @@ def test_no_settings_give_a_wrong_number(three: Ranks, tmp_path: Path, seed: int
     costs = tmp_path / "costs"
     costs.write_text("alpha 1e-3 beta 1e-9 gamma 1e-11")
     common = settings_of(chance, costs)
-    each = []
+    settings = []
     for _ in range(3):
         own = settings_of(chance, costs) if chance.random() < 0.4 else ({}, None)
-        each.append(({**common[0], **own[0]}, own[1] or common[1]))
-    outcomes = three(run_with, f"settings{seed}", each, seed)
+        settings.append(({**common[0], **own[0]}, own[1] or common[1]))
+    outcomes = three(run_with, f"settings{seed}", settings, seed)
     failed = [outcome["kind"] != "" for outcome in outcomes]
-    assert all(outcome.get("wrong", 0) == 0 for outcome in outcomes), (each, outcomes)
-    assert all(failed) or not any(failed), (each, outcomes)
+    assert all(outcome.get("wrong", 0) == 0 for outcome in outcomes), (settings, outcomes)
+    assert all(failed) or not any(failed), (settings, outcomes)
 
 
 @pytest.mark.parametrize("way", ["variable", "options"])
 @pytest.mark.parametrize("odd", [1, 2])
 def test_a_differing_request_is_named(three: Ranks, way: str, odd: int) -> None:
-    each: list[Settings] = []
+    settings: list[Settings] = []
     for index in range(3):
         asked = "doubling" if index == odd else "ring" if index == 0 else None
         environment = {"RINGCOMM_ALGORITHM": asked} if asked and way == "variable" else {}
-        each.append((environment, asked if way == "options" else None))
-    for outcome in three(run_with, f"asked{way}{odd}", each):
+        settings.append((environment, asked if way == "options" else None))
+    for outcome in three(run_with, f"asked{way}{odd}", settings):
         assert (
             f"rank 0 asks for the algorithm ring, and rank {odd} for the algorithm doubling"
             in outcome["text"]
@@ -125,25 +125,25 @@ def test_a_differing_request_is_named(three: Ranks, way: str, odd: int) -> None:
 
 def test_an_algorithm_that_is_none_is_told_to_all(three: Ranks) -> None:
     """A rank that cannot join says why, and the others do not wait for their timeout."""
-    each: list[Settings] = [({}, None), ({}, None), ({"RINGCOMM_ALGORITHM": "sing"}, None)]
-    for outcome in three(run_with, "unknown", each):
+    settings: list[Settings] = [({}, None), ({}, None), ({"RINGCOMM_ALGORITHM": "sing"}, None)]
+    for outcome in three(run_with, "unknown", settings):
         assert "sing" in outcome["text"], outcome
 
 
 def test_device_memory_is_the_smallest_request(three: Ranks) -> None:
     """The pieces in which devices send follow from it, and both sides must have the same."""
-    each = [
+    settings = [
         ({"RINGCOMM_CUDA_LIBRARY": str(SIMULATED), "RINGCOMM_CUDA_MEMORY": size}, None)
         for size in ("1000000", "700000", "5000000")
     ]
-    for outcome in three(run_with, "memory", each):
+    for outcome in three(run_with, "memory", settings):
         assert outcome == {"kind": "", "text": "", "wrong": 0}, outcome
 
 
 def test_one_rank_without_mapped_devices(three: Ranks) -> None:
-    each: list[Settings] = []
+    settings: list[Settings] = []
     for index in range(3):
         mode = {"RINGCOMM_CUDA_MODE": "host"} if index == 1 else {}
-        each.append(({"RINGCOMM_CUDA_LIBRARY": str(SIMULATED), **mode}, None))
-    for outcome in three(run_with, "mode", each):
+        settings.append(({"RINGCOMM_CUDA_LIBRARY": str(SIMULATED), **mode}, None))
+    for outcome in three(run_with, "mode", settings):
         assert outcome == {"kind": "", "text": "", "wrong": 0}, outcome

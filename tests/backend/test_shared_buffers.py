@@ -132,7 +132,7 @@ def reused(rank: Rank) -> None:
     del first
     assert [allocate(group, 1 << 10).data_ptr() for _ in range(3)] == [at] * 3
     some = [allocate(group, 1 << 10) for _ in range(3)]
-    assert [one.data_ptr() - at for one in some] == [0, 4096, 8192]
+    assert [tensor.data_ptr() - at for tensor in some] == [0, 4096, 8192]
     del some[1]
     assert allocate(group, 1 << 11).data_ptr() == at + 3 * 4096
     dist.destroy_process_group(group)

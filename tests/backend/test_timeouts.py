@@ -64,7 +64,7 @@ def test_a_timeout_of_years(two: Ranks, limit: timedelta) -> None:
 
 def check_over(rank: Rank, limit: timedelta) -> list[tuple[str, str]]:
     group = dist.new_group()
-    backend, one = backend_of(group), torch.ones(1)
+    backend, tensor = backend_of(group), torch.ones(1)
     calls = [
         lambda: dist.new_group(timeout=limit),
         lambda: ringcomm.Options(timeout=limit),
@@ -75,19 +75,19 @@ def check_over(rank: Rank, limit: timedelta) -> list[tuple[str, str]]:
         lambda: backend._reconfigure(7, [backend._reconfigure_handle()], limit),
     ]
     if limit:  # a wait of no time at all is torch's word for the group's timeout
-        calls.append(lambda: dist.all_reduce(one, group=group, async_op=True).wait(limit))
-        calls.append(lambda: waiting(one).wait(limit))
+        calls.append(lambda: dist.all_reduce(tensor, group=group, async_op=True).wait(limit))
+        calls.append(lambda: waiting(tensor).wait(limit))
         if limit != timedelta(milliseconds=-1):  # torch's word for none that is given
             calls.append(lambda: group.monitored_barrier(limit))
-    found = [error_of(call) for call in calls]
+    errors = [error_of(call) for call in calls]
     use(rank, group)  # which goes on
-    return found
+    return errors
 
 
 @pytest.mark.parametrize("limit", OVER, ids=str)
 def test_a_timeout_that_is_over_says_so(two: Ranks, limit: timedelta) -> None:
-    for found in two(check_over, limit):
-        for number, (kind, text) in enumerate(found):
+    for errors in two(check_over, limit):
+        for number, (kind, text) in enumerate(errors):
             assert kind == "ValueError", (number, text)
             assert f"a timeout of {limit / timedelta(milliseconds=1):.0f} ms is over before" in text
             assert "timedelta.max" in text
@@ -102,16 +102,16 @@ def check_quantized(rank: Rank) -> tuple[str, str]:
     """One rank comes late: a wait that is short ends, and the operation does not."""
     tensor = torch.full((1000,), rank.index + 1.0)
     ringcomm.compression.quantized_all_reduce(torch.ones(1))  # which makes subgroups
-    found = ("", "")
+    error = ("", "")
     if rank.index == 1:
         rank.store.wait(["waited"])
     work = waiting(tensor)
     if rank.index == 0:
-        found = error_of(lambda: work.wait(timedelta(seconds=0.2)))
+        error = error_of(lambda: work.wait(timedelta(seconds=0.2)))
         rank.store.set("waited", "")
     work.wait(timedelta.max)
     assert tensor.eq(3).all()
-    return found
+    return error
 
 
 def test_a_quantized_wait_that_is_too_short_ends_nothing(two: Ranks) -> None:

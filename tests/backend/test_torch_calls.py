@@ -78,7 +78,7 @@ def virtuals(header: str) -> set[str]:
 def names(version: str) -> set[str]:
     """All that a version has."""
     versions = list(ADDED)
-    return {name for one in versions[: versions.index(version) + 1] for name in ADDED[one].split()}
+    return {name for v in versions[: versions.index(version) + 1] for name in ADDED[v].split()}
 
 
 def declared(file: str) -> set[str]:
@@ -117,18 +117,18 @@ CALLS = {  # that Python reaches in some versions
 
 def refusals(rank: Rank) -> dict[str, tuple[str, str]]:
     backend = dist.group.WORLD._get_backend(torch.device("cpu"))
-    found = {}
+    errors = {}
     for name, call in CALLS.items():
-        found[name] = error_of(lambda call=call: call(backend))  # type: ignore[misc]
-    return found
+        errors[name] = error_of(lambda call=call: call(backend))  # type: ignore[misc]
+    return errors
 
 
 def test_a_declined_call_names_itself_and_the_backend() -> None:
     some = Ranks(1)
-    (found,) = some(refusals)
+    (errors,) = some(refusals)
     some.leave()
-    told = {name: text for name, (kind, text) in found.items() if kind == "RuntimeError"}
-    assert told, found  # Python reaches some of them
+    told = {name: text for name, (kind, text) in errors.items() if kind == "RuntimeError"}
+    assert told, errors  # Python reaches some of them
     for name, text in told.items():
         assert f"Backend ringcomm does not support {name}" in text, text
 

@@ -1,4 +1,4 @@
-"""Who waits holds nobody up, and what a wait was for ends with it."""
+"""A thread that waits holds no other up, and the thing that it waits for ends with the wait."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def delay(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_no_wake_up_is_lost(times: Callable[..., Times], delay: Path) -> None:
     """Threads lose their processor again and again; who misses his wake-up looks after 20 ms."""
     for rank in times(8, 150, LD_PRELOAD=str(delay), DELAY_ONE_IN="200", DELAY_US="2000"):
-        late = {turn: sum(1 for each in rank[turn] if each > 0.04) for turn in ("alone", "beside")}
+        late = {turn: sum(1 for s in rank[turn] if s > 0.04) for turn in ("alone", "beside")}
         assert late["beside"] <= late["alone"] + 3, late
 
 
@@ -225,14 +225,14 @@ def late_message(rank: Rank, sends: bool, own: bool) -> Outcome:
             dist.barrier()
             move = dist.send if sends else dist.recv
             move(torch.full((count,), 2.0) if sends else tensor, 1, tag=3)
-            found = {"late": kind, "text": text, "value": tensor[0].item()}
+            outcome = {"late": kind, "text": text, "value": tensor[0].item()}
         else:
             dist.group.WORLD.set_timeout(timedelta(seconds=30))
             dist.barrier()
             other = torch.full((count,), 2.0)
             (dist.recv if sends else dist.send)(other, 0, tag=3)
-            found = {"value": other[0].item()}
-        return {**outcome_of(dist.barrier), **found}
+            outcome = {"value": other[0].item()}
+        return {**outcome_of(dist.barrier), **outcome}
 
     return in_child(body)
 
@@ -272,13 +272,13 @@ def busy_messages(rank: Rank) -> Outcome:
         talker = threading.Thread(target=lambda: error_of(talk))
         talker.start()
         begin = time.monotonic()
-        found = {"kind": "", "text": ""}
+        outcome = {"kind": "", "text": ""}
         if rank.index == 0:
             work = dist.all_reduce(torch.ones(4), async_op=True)
-            found["kind"], found["text"] = error_of(work.wait)
+            outcome["kind"], outcome["text"] = error_of(work.wait)
             over.set()
         talker.join()
-        return {**found, "seconds": time.monotonic() - begin}
+        return {**outcome, "seconds": time.monotonic() - begin}
 
     return in_child(body)
 

@@ -73,9 +73,9 @@ def settings(arguments: list[str]) -> Settings:
     parser.add_argument("--part", type=int, default=0, help="and which ones: from 0 on")
     parser.add_argument("--seconds", type=float, default=60, help="that a test may take")
     parser.add_argument("--json", dest="file", default="", help="where the outcomes are written")
-    found = Settings(**vars(parser.parse_args(arguments)))
-    found.seen = found.seen or found.backend
-    return found
+    given = Settings(**vars(parser.parse_args(arguments)))
+    given.seen = given.seen or given.backend
+    return given
 
 
 def prepare(chosen: Settings) -> None:

@@ -1,4 +1,4 @@
-"""What the benchmarks compute from their figures, and that they notice wrong results."""
+"""Benchmarks compute the right figures, and notice wrong results."""
 
 from __future__ import annotations
 
@@ -178,8 +178,8 @@ def test_losses_that_differ_are_noticed(module: Any) -> None:
 
 
 def test_quantiles_are_those_of_the_calls(module: Any) -> None:
-    found = module("tail").quantiles([float(i) for i in range(10001)][::-1])
-    assert found == {"median": 5000, "p99": 9900, "p99.9": 9990, "p99.99": 9999, "slowest": 10000}
+    told = module("tail").quantiles([float(i) for i in range(10001)][::-1])
+    assert told == {"median": 5000, "p99": 9900, "p99.9": 9990, "p99.99": 9999, "slowest": 10000}
 
 
 def test_growth_is_found_where_it_is(module: Any) -> None:

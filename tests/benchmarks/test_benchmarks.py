@@ -63,14 +63,14 @@ class Run:
 
 def processes_that_write(file: Path) -> list[str]:
     """Return the command lines of processes whose stderr is this file."""
-    found = []
+    commands = []
     for process in Path("/proc").glob("[0-9]*"):
         try:
             if (process / "fd/2").samefile(file):
-                found.append((process / "cmdline").read_text(encoding="utf-8"))
+                commands.append((process / "cmdline").read_text(encoding="utf-8"))
         except OSError:  # it has ended meanwhile
             continue
-    return found
+    return commands
 
 
 @pytest.fixture(scope="module")
@@ -120,7 +120,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Run]]:
 
 @pytest.mark.parametrize("size", [2, 4])
 def test_copies_are_those_of_the_plans(size: int) -> None:
-    """What the column compares with is what the rank with the most to copy copies and adds up."""
+    """The column compares with the rank that copies and adds up the most."""
     for collective in set(cases.COPIES) - {"send_recv", "barrier"}:
         algorithm = "pairwise" if collective == "all_to_all" else "direct"
         group = plans_of(call_of(collective, size, 1 << 22, size), algorithm)
@@ -197,7 +197,7 @@ def test_wide_counts_what_a_rank_takes(runs: dict[str, Run]) -> None:
             assert last["pss_bytes"] > 0
     model = now["model"]
     assert model["costs"]["network"]["alpha"] > 0
-    assert {one["ranks"] for one in model["all_reduce"]} == {2, 3}
+    assert {shown["ranks"] for shown in model["all_reduce"]} == {2, 3}
     picture = runs["wide"].report.with_name("wide.png")
     assert picture.read_bytes().startswith(b"\x89PNG")
 
@@ -249,11 +249,11 @@ def test_segments_are_compared(runs: dict[str, Run]) -> None:
 
 def test_shared_buffers_take_turns(runs: dict[str, Run]) -> None:
     figures = runs["shared_buffers"].body()["figures"]
-    keys = [(each["ranks"], each["collective"], each["bytes"]) for each in figures]
+    keys = [(figure["ranks"], figure["collective"], figure["bytes"]) for figure in figures]
     names = ("all_gather", "reduce_scatter")
     assert keys == [(ranks, name, 1 << 20) for ranks in (2, 4) for name in names]
-    assert all(len(turns) == 2 for each in figures for turns in each["turns_s"].values())
-    assert all(each["ratio"] > 0 for each in figures)
+    assert all(len(turns) == 2 for figure in figures for turns in figure["turns_s"].values())
+    assert all(figure["ratio"] > 0 for figure in figures)
 
 
 def test_tail_has_every_quantile(runs: dict[str, Run]) -> None:

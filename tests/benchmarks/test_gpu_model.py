@@ -1,4 +1,4 @@
-"""benchmarks/gpu_model.py: what the page and the committed figures say is what it prints."""
+"""benchmarks/gpu_model.py prints the figures that the page and the committed file have."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ def test_the_page_has_what_the_program_prints(tmp_path: Path) -> None:
     file = tmp_path / "model.json"
     tables = told("--markdown", "--json", str(file))
     page = (ROOT / "docs" / "gpus.md").read_text()
-    found = [part.split("\n\n")[0].splitlines() for part in page.split("<!-- gpu_model -->\n")[1:]]
+    parts = page.split("<!-- gpu_model -->\n")[1:]
     again = "write them again: `python benchmarks/gpu_model.py --markdown`"
-    assert found == tables, again
+    assert [part.split("\n\n")[0].splitlines() for part in parts] == tables, again
     committed = ROOT / "benchmarks" / "results" / "gpu_model.json"
     assert json.loads(committed.read_text()) == json.loads(file.read_text()), again
 
@@ -49,7 +49,7 @@ def test_what_misses_the_target_says_what_it_needs() -> None:
     assert [row["bytes"] for row in missed] == [row["bytes"] for row in rows[-len(missed) :]]
     assert missed[0]["bytes"] == 16 << 20
     assert all(370 < row["needs_gb_per_s"] <= 427.5 for row in missed)
-    slower = [round(one["ratio"], 1) for one in body["anchors"] if one["kernel"] == "two_shot"]
+    slower = [round(row["ratio"], 1) for row in body["anchors"] if row["kernel"] == "two_shot"]
     assert (min(slower), max(slower)) == (1.2, 1.7)
     assert not any("needs_gb_per_s" in row for row in rows if row not in missed)
 

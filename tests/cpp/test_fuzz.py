@@ -102,7 +102,7 @@ def test_a_file_is_an_input(cpp_program: Program, tmp_path: Path) -> None:
 @pytest.mark.skipif(shutil.which("clang++") is None, reason="libFuzzer needs `apt install clang`")
 @pytest.mark.parametrize("name", SEEDS)
 def test_libfuzzer(cpp_program: Program, name: str, tmp_path: Path) -> None:
-    """What it finds stays in build/fuzz/NAME-…: give that file to build/tests/NAME."""
+    """An input that fails stays in build/fuzz/NAME-…: give that file to build/tests/NAME."""
     corpus = tmp_path / "corpus"
     corpus.mkdir()
     assert output([cpp_program(name), "--corpus", corpus]).returncode == 0

@@ -26,17 +26,17 @@ from lab import ROOT
 LIBRARY = ROOT / "ringcomm" / "libringcomm_cuda.so"
 PIPS = Path(sysconfig.get_path("purelib")) / "nvidia" / "cu13" / "bin"  # requirements-dev.txt
 NVCC, PTXAS = shutil.which("nvcc"), shutil.which("ptxas")
-TORCH = Path(torch.__file__).parent / "include"  # of its version alone
+TORCH = Path(torch.__file__).parent / "include"  # for its version alone
 FLAGS = ["-std=c++20", "-O3", "--expt-relaxed-constexpr", "-fmad=false"]
 FLAGS += [f"-I{ROOT / 'csrc'}", "-isystem", str(TORCH)]
 FILES = ["kernels_reduce", "kernels_meetings", "kernels_ring"]
 ARCHITECTURES = (75, 80, 90, 100, 120)
 FAMILIES = ("reduce_kernel", "two_shot", "one_shot", "low_latency", "ring_kernel")
-REGISTERS = {"reduce_kernel": 80}  # of a thread: three blocks of 256 fit on a multiprocessor
-MOST_REGISTERS = 104  # of the 128 that a block of 512 may have, so none is moved to memory
+REGISTERS = {"reduce_kernel": 80}  # per thread: three blocks of 256 fit on a multiprocessor
+MOST_REGISTERS = 104  # a block of 512 may have 128, so none is moved to memory
 # Bytes of a thread's memory that ptxas 13.0 uses for a kernel where it knows of no better way.
 FRAME = {100: 16, 120: 16}
-BYTES = 12_000_000  # of an architecture, before it is compressed
+BYTES = 12_000_000  # per architecture, before it is compressed
 # float, double, float16, bfloat16, float8_e4m3fn, float8_e5m2
 BYTES_EACH = ["Float8E4M3", "FormatIhLj2"]  # need so many registers that fewer loads fit
 HOT = ["FloatIf", "FloatId", "FormatItLj10", "BFloat16", *BYTES_EACH]
@@ -49,8 +49,8 @@ def run(*command: str | Path | None) -> str:
 
 
 def family(kernel: str) -> str:
-    (found,) = [name for name in FAMILIES if name in kernel]
-    return found
+    (name,) = [name for name in FAMILIES if name in kernel]
+    return name
 
 
 def loads_at_once(accesses: Iterator[str]) -> int:
@@ -61,11 +61,11 @@ def loads_at_once(accesses: Iterator[str]) -> int:
 def check_hot_loops(kernels: dict[str, int], name: str) -> None:
     """All loads of a hot loop are under way at once: some 8 of 16 bytes, and then a store."""
     for sources in (2, 4, 8):
-        found = [one for one in kernels if re.search(rf"{name}.*SumThen.*Li{sources}E", one)]
-        assert all(any(number in one for one in found) for number in HOT), found
-        for one in found:
-            enough = 4 if any(number in one for number in BYTES_EACH) else 8
-            assert kernels[one] >= max(sources, enough), one
+        loops = [k for k in kernels if re.search(rf"{name}.*SumThen.*Li{sources}E", k)]
+        assert all(any(number in kernel for kernel in loops) for number in HOT), loops
+        for kernel in loops:
+            enough = 4 if any(number in kernel for number in BYTES_EACH) else 8
+            assert kernels[kernel] >= max(sources, enough), kernel
 
 
 # ---- what was built
@@ -95,15 +95,15 @@ def built() -> None:
 @pytest.fixture(scope="module")
 def code(built: None) -> dict[str, list[str]]:
     """Each kernel's instructions in order, by its mangled name: "LDG.E.128.STRONG.SYS"."""
-    found: dict[str, list[str]] = defaultdict(list)
+    kernels: dict[str, list[str]] = defaultdict(list)
     own: list[str] = []
     instruction = re.compile(r"\s+/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+ )?([A-Z][\w.]*)")
     for line in disassembled("-sass", "-arch", "sm_90"):
         if match := instruction.match(line):
             own.append(sys.intern(match[1]))
         elif "Function : " in line:
-            own = found[line.split()[-1]]
-    return found
+            own = kernels[line.split()[-1]]
+    return kernels
 
 
 @pytest.mark.timeout(300)
@@ -112,13 +112,13 @@ def test_words_that_ranks_meet_at_are_ordered(code: dict[str, list[str]]) -> Non
     for name in FAMILIES:
         assert sum(name in kernel for kernel in code) > 60, name
     for kernel, own in code.items():
-        for at, one in enumerate(own):
-            if one.startswith("LDG") and one.endswith(".STRONG.SYS") and ".128" not in one:
+        for at, line in enumerate(own):
+            if line.startswith("LDG") and line.endswith(".STRONG.SYS") and ".128" not in line:
                 assert own[at + 1] == "CCTL.IVALL", (kernel, own[at : at + 3])
-            if one.startswith("STG") and one.endswith(".STRONG.SYS") and ".128" not in one:
+            if line.startswith("STG") and line.endswith(".STRONG.SYS") and ".128" not in line:
                 assert "MEMBAR.ALL.SYS" in own[at - 3 : at], (kernel, own[at - 4 : at + 1])
-        weak = {one for one in own if re.match(r"(LD|ST)G?\.", one) and "STRONG" in one}
-        assert all(one.endswith(".SYS") for one in weak), (kernel, weak)
+        weak = {line for line in own if re.match(r"(LD|ST)G?\.", line) and "STRONG" in line}
+        assert all(line.endswith(".SYS") for line in weak), (kernel, weak)
         assert "LDG.E.STRONG.SYS" in own, kernel  # the word that aborts
         releases = family(kernel) != "reduce_kernel"
         assert ("STG.E.STRONG.SYS" in own) == releases, kernel
@@ -129,7 +129,7 @@ def test_words_that_ranks_meet_at_are_ordered(code: dict[str, list[str]]) -> Non
 def test_data_of_others_are_read_from_memory(code: dict[str, list[str]]) -> None:
     """A peer may have written it while the kernel ran: no load takes it from a constant cache."""
     for kernel, own in code.items():
-        assert not any("CONSTANT" in one or one.startswith("TEX") for one in own), kernel
+        assert not any("CONSTANT" in line or line.startswith("TEX") for line in own), kernel
         assert "LDG.E.EF.128" in own, kernel
         assert "STG.E.EF.128" in own, kernel
 
@@ -137,7 +137,7 @@ def test_data_of_others_are_read_from_memory(code: dict[str, list[str]]) -> None
 def test_loops_keep_the_memory_busy(code: dict[str, list[str]]) -> None:
     wide = {"LDG.E.EF.128": "l", "STG.E.EF.128": "s"}
     at_once = {
-        kernel: loads_at_once(wide[one] for one in own if one in wide)
+        kernel: loads_at_once(wide[line] for line in own if line in wide)
         for kernel, own in code.items()
     }
     check_hot_loops(at_once, "reduce_kernel")
@@ -189,7 +189,7 @@ def test_kernels_are_compiled_to_what_they_should_be(architecture: int, tmp_path
         frames = re.findall(r"(\d+) bytes stack frame, (\d+) bytes spill stores", file.ptxas)
         assert len(frames) >= len(file.kernels()) > 60
         most = FRAME.get(architecture, 0)
-        assert all(int(each) <= most for frame in frames for each in frame), set(frames)
+        assert all(int(number) <= most for frame in frames for number in frame), set(frames)
         assert not re.search(r"\bfma\.", file.ptx), "a result would not be that of the host"
         assert "ld.global.nc" not in file.ptx, "a peer may have written it meanwhile"
         for name, body in file.kernels().items():

@@ -1,7 +1,7 @@
 """Tensors of a device, where there is none: the whole path of CUDA tensors on a simulated device.
 
-Tensors of the CPU stand in for those of a device (tests/sim). What goes wrong with devices is
-chosen by RINGCOMM_SIM_* variables: tests/sim/sim_options.h.
+Tensors of the CPU stand in for those of a device (tests/sim). Variables RINGCOMM_SIM_* choose
+the failures of devices: tests/sim/sim_options.h.
 """
 
 from __future__ import annotations
@@ -134,8 +134,8 @@ def test_factors_on_a_device_as_on_the_host(two: Ranks) -> None:
     there = two(premultiply, "premul there", SMALL)
     assert "over shared memory" in here[0]["log"]
     assert "over simulated device IPC" in there[0]["log"]
-    for one, other in zip(here, there, strict=True):
-        assert one["sums"] == other["sums"]
+    for host, other in zip(here, there, strict=True):
+        assert host["sums"] == other["sums"]
     assert len(here[0]["sums"]) == 8 * len(FACTORS)
 
 
@@ -272,7 +272,7 @@ def reuse(rank: Rank, life: str, settings: dict[str, str]) -> Outcome:
             if not tensor.eq(float(n * turn + sum(range(n)))).all():
                 return f"turn {turn}: {tensor[:4]}"
             memory.release(tensor)
-            if turn % 3 == 2:  # what comes next is at the same addresses, and another allocation
+            if turn % 3 == 2:  # the next tensor is another allocation at the same addresses
                 memory.empty_cache()
         return ""
 

@@ -25,7 +25,7 @@ ONE_EACH = {"RINGCOMM_SIM_SEGMENT_BYTES": "0"}  # each tensor is an allocation
 CHUNK = 16384
 CHUNKS = {"RINGCOMM_SIM_CHUNK_BYTES": str(CHUNK), **ONE_EACH}
 OF_FOUR = CHUNK - 127  # elements of a tensor in four chunks, as one of 64 MiB in torch's
-MOST_CALLS = 4  # of the driver's, for an operation
+MOST_CALLS = 4  # the driver's, for an operation
 
 
 def run(rank: Rank, life: str, settings: dict[str, str]) -> Outcome:
@@ -73,12 +73,12 @@ def rounds(rank: Rank, life: str, memory: SimulatedMemory) -> tuple[float, int]:
 def remapped(rank: Rank, life: str, memory: SimulatedMemory) -> list[int]:
     """A tensor gets other memory at its addresses, all of it or the chunk in the middle."""
     tensor = memory.empty(OF_FOUR)
-    found = []
+    copies = []
     for part in (tensor, tensor[CHUNK // 3 : CHUNK // 3 + 1], tensor[:1]):
-        found += [summed(rank, memory, tensor) for _ in range(4)][-1:]
+        copies += [summed(rank, memory, tensor) for _ in range(4)][-1:]
         memory.remap(part)
         summed(rank, memory, tensor)
-    return found
+    return copies
 
 
 def large(rank: Rank, life: str, memory: SimulatedMemory) -> int:
@@ -125,8 +125,8 @@ def test_few_calls_of_the_driver_and_no_copy(
 def test_memory_that_changes_at_its_addresses(three: Ranks, same_ids: str) -> None:
     settings = {**CHUNKS, **OWN, **TWO_SHOT, "RINGCOMM_SIM_SAME_IDS": same_ids}
     outcomes = three(run, f"remapped,{same_ids}", settings)
-    for found in answers(outcomes):
-        assert (found == [0, 0, 0]) == (same_ids == "0")
+    for copies in answers(outcomes):
+        assert (copies == [0, 0, 0]) == (same_ids == "0")
     said = "this driver does not tell when virtual addresses get other memory"
     assert [outcome["log"].count(said) for outcome in outcomes] == [int(same_ids)] * 3
 
@@ -134,7 +134,7 @@ def test_memory_that_changes_at_its_addresses(three: Ranks, same_ids: str) -> No
 def test_chunks_that_cannot_be_exported_are_said_once(three: Ranks) -> None:
     settings = {**CHUNKS, **OWN, **TWO_SHOT, "RINGCOMM_SIM_CHUNK_EXPORTS": "0"}
     outcomes = three(run, "remapped,refused", settings)
-    assert all(copies > 0 for found in answers(outcomes) for copies in found)
+    assert all(copies > 0 for by_tensor in answers(outcomes) for copies in by_tensor)
     said = "cuMemExportToShareableHandle: operation not supported"
     assert [outcome["log"].count(said) for outcome in outcomes] == [1] * 3
 

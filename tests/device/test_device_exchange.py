@@ -79,7 +79,7 @@ def test_pinned_memory_is_that_of_a_few_pieces(three: Ranks, fault: dict[str, st
         assert small < MIB, outcome
         assert SLOTS * PIECE < even < PINNED, outcome
         assert set(others) == {even}, outcome
-        told = [(each["operation"].split()[0], each["sequence"]) for each in outcome["records"]]
+        told = [(row["operation"].split()[0], row["sequence"]) for row in outcome["records"]]
         assert told == [*[("all_to_all", number) for number in range(1, 7)], ("all_reduce", 7)]
 
 

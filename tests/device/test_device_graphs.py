@@ -1,4 +1,4 @@
-"""CUDA graphs: what is captured once does its work again at each replay, beside calls.
+"""CUDA graphs: captured calls do their work again at each replay, beside other calls.
 
 The simulated device captures and replays as CUDA does (tests/cpp/device/sim_graph_test.cc).
 """
@@ -63,11 +63,11 @@ COLLECTIVES: dict[str, tuple[Call, Wanted]] = {
     ),
     "all_gather": (
         lambda t: dist.all_gather_into_tensor(t.o, t.in_parts[0]),
-        lambda x, r: torch.cat([each[:COUNT] for each in x]),
+        lambda x, r: torch.cat([src[:COUNT] for src in x]),
     ),
     "all_gather_list": (
         lambda t: dist.all_gather(t.out_parts, t.in_parts[0]),
-        lambda x, r: torch.cat([each[:COUNT] for each in x]),
+        lambda x, r: torch.cat([src[:COUNT] for src in x]),
     ),
     "reduce_scatter": (
         lambda t: dist.reduce_scatter_tensor(t.out_parts[0], t.i),
@@ -75,7 +75,7 @@ COLLECTIVES: dict[str, tuple[Call, Wanted]] = {
     ),
     "gather": (
         lambda t: dist.gather(t.in_parts[0], t.at_root(t.out_parts), ROOT),
-        lambda x, r: torch.cat([each[:COUNT] for each in x]) if r == ROOT else None,
+        lambda x, r: torch.cat([src[:COUNT] for src in x]) if r == ROOT else None,
     ),
     "scatter": (
         lambda t: dist.scatter(t.out_parts[0], t.at_root(t.in_parts), ROOT),
@@ -83,11 +83,11 @@ COLLECTIVES: dict[str, tuple[Call, Wanted]] = {
     ),
     "all_to_all": (
         lambda t: dist.all_to_all_single(t.o, t.i),
-        lambda x, r: torch.cat([each[r * COUNT : (r + 1) * COUNT] for each in x]),
+        lambda x, r: torch.cat([src[r * COUNT : (r + 1) * COUNT] for src in x]),
     ),
     "all_to_all_list": (
         lambda t: dist.all_to_all(t.out_parts, t.in_parts),
-        lambda x, r: torch.cat([each[r * COUNT : (r + 1) * COUNT] for each in x]),
+        lambda x, r: torch.cat([src[r * COUNT : (r + 1) * COUNT] for src in x]),
     ),
     "all_to_all_splits": (
         lambda t: dist.all_to_all_single(
@@ -174,7 +174,7 @@ def replays(rank: Rank, life: str, count: int, settings: dict[str, str]) -> Outc
     def body(rank: Rank) -> str:
         cuda = met()
         memory = Memory(cuda, True)
-        one, there = memory.make(COUNT)
+        first, there = memory.make(COUNT)
         two, elsewhere = memory.make(COUNT)
         graphs = [Graph(cuda) for _ in range(2)]
         with graphs[0]:
@@ -183,7 +183,7 @@ def replays(rank: Rank, life: str, count: int, settings: dict[str, str]) -> Outc
         with graphs[1]:
             dist.all_reduce(elsewhere, op=dist.ReduceOp.MIN)
         for round_ in range(count):
-            one.fill_(round_ + rank.index)
+            first.fill_(round_ + rank.index)
             two.fill_(round_ * 2 + rank.index)
             cuda.synchronize()
             graphs[0].replay()
@@ -193,8 +193,8 @@ def replays(rank: Rank, life: str, count: int, settings: dict[str, str]) -> Outc
             cuda.synchronize()
             top = round_ + rank.size - 1
             wanted = (top * rank.size if round_ % 3 == 0 else top, round_ * 2 + 1)
-            if not (one.eq(wanted[0]).all() and two.eq(wanted[1]).all()):
-                return f"round {round_}: {one[0]} and {two[0]}, not {wanted}"
+            if not (first.eq(wanted[0]).all() and two.eq(wanted[1]).all()):
+                return f"round {round_}: {first[0]} and {two[0]}, not {wanted}"
         return ""
 
     return on_device(rank, life, settings, body, seconds=300)

@@ -44,8 +44,8 @@ def summed(inputs: list[torch.Tensor]) -> torch.Tensor:
     dtype = inputs[0].dtype
     wide = torch.float32 if dtype == torch.bfloat16 else dtype
     total = inputs[0].to(wide)
-    for one in inputs[1:]:
-        total = total + one.to(wide)
+    for tensor in inputs[1:]:
+        total = total + tensor.to(wide)
     return total.to(dtype)
 
 
@@ -57,7 +57,7 @@ def one_of_many(rank: Rank, number: int, choose: random.Random, whole: bool) -> 
     n, me = rank.size, rank.index
     dtype = choose.choice(DTYPES)
     count = choose.choice((0, 1, 3, 1000, 5001, 20_000))
-    inputs = [input_of(one, number, count * n, dtype, whole) for one in range(n)]
+    inputs = [input_of(r, number, count * n, dtype, whole) for r in range(n)]
     mine, root = inputs[me].clone(), choose.randrange(n)
     name = choose.choice(COLLECTIVES)
     if name == "all_reduce":
@@ -82,7 +82,7 @@ def one_of_many(rank: Rank, number: int, choose: random.Random, whole: bool) -> 
         parts = list(inputs[me][: sum(sent)].split(sent))
         got = torch.empty(n * sent[me], dtype=dtype)
         dist.all_to_all(list(got.split([sent[me]] * n)), parts)
-        wanted = torch.cat([one[: sum(sent)].split(sent)[me] for one in inputs])
+        wanted = torch.cat([input_[: sum(sent)].split(sent)[me] for input_ in inputs])
     elif name == "scatter":
         got = torch.empty(count, dtype=dtype)
         dist.scatter(got, list(mine.split([count] * n)) if me == root else None, root)
@@ -108,7 +108,7 @@ def many(
         used: set[str] = set()
         for ring in flight_rings():
             record = records.read_ring(ring)
-            used |= {one.algorithm for one in record.operations if record.device}
+            used |= {operation.algorithm for operation in record.operations if record.device}
         return {"wrong": [text for text in wrong if text], "used": sorted(used)}
 
     return on_device(rank, life, {**OWN, **settings}, body)

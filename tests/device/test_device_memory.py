@@ -51,23 +51,23 @@ def replace(memory: SimulatedMemory, tensor: torch.Tensor) -> torch.Tensor:
 
 def freed_and_back(rank: Rank, memory: SimulatedMemory) -> list[int]:
     """The copies of the last all_reduce, before and after its memory was another allocation."""
-    found = []
+    all_copies = []
     tensor = memory.empty(COUNT)
     for _ in range(3):
         for _ in range(3):
             tensor.fill_(rank.index + 1.0)
             copies = copies_of(memory, tensor)
             assert tensor.eq(3).all()
-        found.append(copies)
+        all_copies.append(copies)
         tensor = replace(memory, tensor)
-    return found
+    return all_copies
 
 
 def never_idle(rank: Rank, memory: SimulatedMemory) -> list[int]:
     """The same, where something is always under way."""
-    found, works = [], []
+    all_copies, works = [], []
     tensor = memory.empty(COUNT)
-    other = memory.empty(2 * COUNT)  # of a segment of its own
+    other = memory.empty(2 * COUNT)  # in a segment of its own
     tensor.fill_(1.0)
     other.fill_(1.0)
     for _ in range(2):
@@ -78,14 +78,14 @@ def never_idle(rank: Rank, memory: SimulatedMemory) -> list[int]:
             copies = memory.copies() - before
             if len(works) > 8:
                 works[-8].wait()  # so much is under way that it ends in the 0.2 s that are waited
-        found.append(copies)
+        all_copies.append(copies)
         works[-1].wait()  # the last user of this memory
         works += [dist.all_reduce(other, op=dist.ReduceOp.MAX, async_op=True)]
         tensor = replace(memory, tensor)
         tensor.fill_(1.0)
     works[-1].wait()
     assert other.eq(1).all()
-    return found
+    return all_copies
 
 
 def two_groups(rank: Rank, memory: SimulatedMemory) -> list[int]:
@@ -97,14 +97,14 @@ def two_groups(rank: Rank, memory: SimulatedMemory) -> list[int]:
         for _ in range(2):
             dist.all_reduce(tensor, op=dist.ReduceOp.MAX, group=group)
     tensor = replace(memory, tensor)
-    found = []
+    all_copies = []
     for group in (None, idle, None):
         for _ in range(3):
             tensor.fill_(rank.index + 1.0)
             copies = copies_of(memory, tensor, group)
             assert tensor.eq(3).all()
-        found.append(copies)
-    return found
+        all_copies.append(copies)
+    return all_copies
 
 
 def changing(rank: Rank, memory: SimulatedMemory) -> int:
@@ -157,7 +157,7 @@ def many(rank: Rank, memory: SimulatedMemory) -> float:
     warm = memory.empty(8)
     dist.all_reduce(warm)
     before = mapped_bytes()
-    tensors = [memory.empty(1 << 19) for _ in range(40)]  # of 2 MiB, and each an allocation
+    tensors = [memory.empty(1 << 19) for _ in range(40)]  # 2 MiB, and each an allocation
     for _ in range(2):
         for tensor in tensors:
             tensor.fill_(rank.index + 1.0)

@@ -23,7 +23,7 @@ HOST = {"RINGCOMM_CUDA_MODE": "host"}
 TCP = {"RINGCOMM_TRANSPORT": "tcp"}
 MIB = 1 << 20
 PIECE, SLOTS = 4 * MIB, 4  # as in csrc/stream/staged.{cc,h}
-FEW = {"RINGCOMM_SIM_COMMANDS": "7"}  # of a stream, then calls wait for room
+FEW = {"RINGCOMM_SIM_COMMANDS": "7"}  # per stream, then calls wait for room
 PINNED = SLOTS * PIECE + MIB  # and the words of operations
 
 
@@ -61,7 +61,7 @@ def coalesced(me: int, size: int, count: int, give: Give) -> list[torch.Tensor]:
 def all_gather(me: int, size: int, count: int, give: Give) -> list[torch.Tensor]:
     """Shards differ in size, and one is empty."""
     counts = [count // (size + rank) if rank != 1 else 0 for rank in range(size)]
-    outputs = [give(count, 7)[:each].clone() for each in counts]
+    outputs = [give(count, 7)[:length].clone() for length in counts]
     dist.all_gather(outputs, give(counts[me]))
     return outputs
 
@@ -76,7 +76,7 @@ def all_gather_in_place(me: int, size: int, count: int, give: Give) -> list[torc
 def reduce_scatter(me: int, size: int, count: int, give: Give) -> list[torch.Tensor]:
     counts = [count // (size + rank) for rank in range(size)]
     mine = give(counts[me], 7)
-    dist.reduce_scatter(mine, [give(each) for each in counts])
+    dist.reduce_scatter(mine, [give(length) for length in counts])
     return [mine]
 
 
@@ -125,7 +125,7 @@ def all_to_all_uneven(me: int, size: int, count: int, give: Give) -> list[torch.
     unit = count // 8
     parts = [[(a + 2 * b) % 4 * unit + a + b for b in range(size)] for a in range(size)]
     parts[0][0] = parts[2][1] = 0
-    return [each for lists in (False, True) for each in exchange(parts, me, give, lists)]
+    return [tensor for lists in (False, True) for tensor in exchange(parts, me, give, lists)]
 
 
 def all_to_all_without_one(me: int, size: int, count: int, give: Give) -> list[torch.Tensor]:
@@ -157,8 +157,8 @@ LENGTHS = {
 
 def records() -> list[dict[str, Any]]:
     group = dist.distributed_c10d._get_default_group()
-    found: list[dict[str, Any]] = group._get_backend(torch.device("cpu")).flight_record()
-    return found
+    operations: list[dict[str, Any]] = group._get_backend(torch.device("cpu")).flight_record()
+    return operations
 
 
 def numbers(of: int, count: int, dtype: torch.dtype, exact: bool) -> torch.Tensor:
@@ -176,7 +176,7 @@ def all_numbers(of: int, dtype: torch.dtype, exact: bool) -> torch.Tensor:
 
 def digests(rank: Rank, life: str, settings: dict[str, str], exact: bool) -> Outcome:
     def body(rank: Rank) -> Outcome:
-        found: dict[str, list[str]] = {}
+        by_call: dict[str, list[str]] = {}
         for dtype, lengths in LENGTHS.items():
             for length in lengths:
 
@@ -188,8 +188,8 @@ def digests(rank: Rank, life: str, settings: dict[str, str], exact: bool) -> Out
                     if call is reduce and dtype.is_complex:
                         continue
                     results = call(rank.index, rank.size, count, give)
-                    found[f"{call.__name__} {dtype}[{count}]"] = [bits(each) for each in results]
-        return {"found": found, "last": records()[-1]["sequence"]}
+                    by_call[f"{call.__name__} {dtype}[{count}]"] = [*map(bits, results)]
+        return {"found": by_call, "last": records()[-1]["sequence"]}
 
     return on_device(rank, life, settings, body)
 
@@ -200,12 +200,12 @@ def test_pieces_yield_what_tensors_of_the_host_do(three: Ranks, way: str) -> Non
     settings, exact = (HOST, False) if way == "host" else (TCP, True)
     here = three(digests, f"{way} here", {**settings, "RINGCOMM_CUDA_LIBRARY": ""}, exact)
     there = three(digests, f"{way} there", settings, exact)
-    for one, other in zip(here, there, strict=True):
-        assert one.get("found"), one
+    for host, other in zip(here, there, strict=True):
+        assert host.get("found"), host
         assert "go through memory of the host" in other.get("log", ""), other
-        wrong = [name for name, these in one["found"].items() if other["found"][name] != these]
+        wrong = [name for name, these in host["found"].items() if other["found"][name] != these]
         assert not wrong
-        assert one["last"] == other["last"]
+        assert host["last"] == other["last"]
 
 
 # ---- memory
@@ -220,7 +220,7 @@ def held(rank: Rank, life: str, settings: dict[str, str]) -> Outcome:
             for work in [dist.all_reduce(tensor, async_op=True) for tensor in tensors]:
                 work.wait()
             pinned.append(memory.pinned())
-        right = all(bool(each.eq(rank.size**2).all()) for each in large)
+        right = all(bool(tensor.eq(rank.size**2).all()) for tensor in large)
         gathered = torch.empty(rank.size * 2 * PIECE // 4)
         dist.all_gather_into_tensor(gathered, large[0][: 2 * PIECE // 4])
         pinned.append(memory.pinned())
@@ -336,7 +336,7 @@ def recorded(rank: Rank, life: str, settings: dict[str, str]) -> Outcome:
 def test_pieces_are_one_operation(two: Ranks, fault: dict[str, str]) -> None:
     for outcome in two(recorded, f"recorded {fault}", {**TCP, **fault}):
         assert outcome.get("right"), outcome
-        told = [(each["operation"], each["sequence"]) for each in outcome["records"]]
+        told = [(record["operation"], record["sequence"]) for record in outcome["records"]]
         name = f"all_reduce float32[{5 * PIECE // 4 + 1}] SUM"
         assert told == [(name, 1), (name, 2)], outcome
 

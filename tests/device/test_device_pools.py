@@ -35,8 +35,8 @@ class Pool:
         Pool.made += 1
         self.id = (0, Pool.made)
         self.segments = [
-            {"device": device, "address": one.data_ptr(), "total_size": one.nbytes, "blocks": []}
-            for one in tensors
+            {"device": device, "address": t.data_ptr(), "total_size": t.nbytes, "blocks": []}
+            for t in tensors
         ]
 
     def snapshot(self) -> list[dict[str, Any]]:
@@ -74,10 +74,10 @@ def first_use(rank: Rank, memory: SimulatedMemory) -> list[int]:
     """Registered, and not; then registered after the group has met."""
     tensors = [memory.empty(2 * MIB) for _ in range(4)]
     backend_of().register_mem_pool(Pool(tensors[0]))  # the group's first call
-    found = [summed(memory, tensor, rank) for tensor in tensors[:2]]
+    copies = [summed(memory, tensor, rank) for tensor in tensors[:2]]
     backend_of().register_mem_pool(Pool(tensors[2]), symm=True)
     backend_of().register_tensors([tensors[3][:5], tensors[3]])
-    return found + [summed(memory, tensor, rank) for tensor in tensors[2:]]
+    return copies + [summed(memory, tensor, rank) for tensor in tensors[2:]]
 
 
 def several(rank: Rank, memory: SimulatedMemory) -> list[int]:
@@ -86,10 +86,10 @@ def several(rank: Rank, memory: SimulatedMemory) -> list[int]:
     pool = Pool(*tensors[:3])
     backend_of().register_mem_pool(pool)
     parts = [tensors[0], tensors[1][: 2 * MIB], tensors[1][5 * MIB :], tensors[2][MIB + 5 : -7]]
-    found = [summed(memory, part, rank) for part in parts]
+    copies = [summed(memory, part, rank) for part in parts]
     pool.segments = Pool(*tensors).segments
     backend_of().register_mem_pool(pool)
-    return [*found, *(summed(memory, part, rank) for part in (*tensors[2:], tensors[0]))]
+    return [*copies, *(summed(memory, part, rank) for part in (*tensors[2:], tensors[0]))]
 
 
 def deregistered(rank: Rank, memory: SimulatedMemory) -> list[int]:
@@ -97,15 +97,15 @@ def deregistered(rank: Rank, memory: SimulatedMemory) -> list[int]:
     ours, other = memory.empty(20 * MIB), memory.empty(20 * MIB)
     pool = Pool(ours)
     backend_of().register_mem_pool(pool)
-    found = []
+    copies = []
     for _ in range(2):
-        found += [summed(memory, other, rank) for _ in range(3)][-1:]
-        found += [summed(memory, ours, rank)]
+        copies += [summed(memory, other, rank) for _ in range(3)][-1:]
+        copies += [summed(memory, ours, rank)]
         if pool.segments:
             backend_of().deregister_mem_pool(pool)
             pool.segments = []
-            found += [summed(memory, other, rank) for _ in range(4)][-1:]
-    return found
+            copies += [summed(memory, other, rank) for _ in range(4)][-1:]
+    return copies
 
 
 def freed(rank: Rank, memory: SimulatedMemory) -> list[int]:
@@ -116,12 +116,12 @@ def freed(rank: Rank, memory: SimulatedMemory) -> list[int]:
     address = tensor.data_ptr()
     pool = Pool(tensor)
     backend_of().register_mem_pool(pool)
-    found = [summed(memory, tensor, rank)]
+    copies = [summed(memory, tensor, rank)]
     memory.release(tensor)
     assert memory.empty_cache() == 1
     tensor = memory.empty(2 * MIB)
     assert tensor.data_ptr() == address
-    found += [summed(memory, tensor, rank) for _ in range(3)][-1:]
+    copies += [summed(memory, tensor, rank) for _ in range(3)][-1:]
     backend_of().register_tensors(tensor)
     backend_of().deregister_mem_pool(pool)  # its memory has gone: nothing of the other's
     memory.release(tensor)
@@ -129,7 +129,7 @@ def freed(rank: Rank, memory: SimulatedMemory) -> list[int]:
     for _ in range(300):  # what was not used for 128 operations is looked at, piece by piece
         dist.all_reduce(warm)
     dist.barrier()
-    return [*found, memory.used() - before]
+    return [*copies, memory.used() - before]
 
 
 def alone(rank: Rank, memory: SimulatedMemory) -> str:
@@ -210,7 +210,7 @@ def graph(rank: Rank, memory: SimulatedMemory) -> list[float]:
     captured = cuda.module.end_capture()
     cuda.module.use_stream(before)
     backend_of("cuda").deregister_tensors(tensor)
-    found = []
+    means = []
     for turn in range(3):
         for _ in range(3):
             dist.all_reduce(another)  # it would take that place
@@ -220,9 +220,9 @@ def graph(rank: Rank, memory: SimulatedMemory) -> list[float]:
         cuda.module.launch_graph(captured)
         cuda.synchronize()
         assert memory.copies() == copies
-        found.append(float(host.sum()) / host.numel())
+        means.append(float(host.sum()) / host.numel())
     dist.barrier()
-    return found
+    return means
 
 
 def through_host(rank: Rank, memory: SimulatedMemory) -> int:
@@ -248,15 +248,15 @@ def allocated(rank: Rank, memory: SimulatedMemory) -> list[Any]:
     given = backend.allocate_tensor(2 * MIB, dtype=torch.float32, device=device)
     dist.all_reduce(warm)  # others map it
     cuda.synchronize()
-    found: list[Any] = [backend.supports_tensor_alloc(device), first.numel() + given.numel()]
+    told: list[Any] = [backend.supports_tensor_alloc(device), first.numel() + given.numel()]
     for tensor in (plain, given):
         tensor.fill_(rank.index + 1.0)
         before = memory.copies()
         dist.all_reduce(tensor)
         cuda.synchronize()
-        found.append(memory.copies() - before)
+        told.append(memory.copies() - before)
         assert tensor.eq(3).all()
-    return found
+    return told
 
 
 CASES: dict[str, Callable[[Rank, SimulatedMemory], Any]] = {
@@ -288,8 +288,8 @@ def test_the_first_operation_copies_nothing(two: Ranks) -> None:
 
 def test_so_it_is_where_each_rank_has_a_device(two: Ranks) -> None:
     for kernel in ("hand_over", "two_shot"):
-        found = answers(two(run, f"first_use,{kernel}", {**OWN, "RINGCOMM_ALGORITHM": kernel}))
-        for copies in found:
+        by_rank = answers(two(run, f"first_use,{kernel}", {**OWN, "RINGCOMM_ALGORITHM": kernel}))
+        for copies in by_rank:
             assert copies[1] > 0
             assert [copies[0], *copies[2:]] == [0] * 3
 

@@ -49,7 +49,7 @@ CALLS: dict[str, Call] = {
 def copies(rank: Rank, memory: SimulatedMemory) -> list[tuple[str, int]]:
     """Count for each call, once the ranks have mapped what it uses."""
     tensors = [memory.empty(rank.size * COUNT) for _ in range(2)]
-    found = {}
+    by_call = {}
     for name, call in CALLS.items():
         for _ in range(4):
             for tensor in tensors:
@@ -57,8 +57,8 @@ def copies(rank: Rank, memory: SimulatedMemory) -> list[tuple[str, int]]:
             dist.barrier(device_ids=[0])
             before = memory.copies()
             call(rank, *tensors)
-            found[name] = memory.copies() - before
-    return list(found.items())
+            by_call[name] = memory.copies() - before
+    return list(by_call.items())
 
 
 def short_messages(rank: Rank, memory: SimulatedMemory) -> str:
@@ -104,9 +104,9 @@ def answers(outcomes: list[Outcome]) -> list[Any]:
 
 
 def test_nothing_is_copied_that_is_mapped(three: Ranks) -> None:
-    for found in answers(three(run, "copies", {})):
+    for by_call in answers(three(run, "copies", {})):
         own_part = {"all_to_all": 1}  # what a rank sends to itself
-        assert dict(found) == {name: own_part.get(name, 0) for name in CALLS}
+        assert dict(by_call) == {name: own_part.get(name, 0) for name in CALLS}
 
 
 def test_a_short_message_waits_for_nobody(three: Ranks) -> None:

@@ -1,7 +1,7 @@
 """torch's streams, events and futures, as ProcessGroupNCCL treats them.
 
 torch here has no CUDA, so tests/sim/torch_cuda.cc gives it a simulated device whose streams are
-slow: what has not been waited for is not there yet.
+slow: a result is not there before somebody has waited for it.
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ def messages(rank: Rank, cuda: Cuda) -> str:
 
 
 def forgotten(rank: Rank, cuda: Cuda) -> str:
-    """Nobody waits, and nobody keeps the tensor: its memory is not given back under way."""
+    """Memory is not given back under way, even if nobody waits, or keeps the tensor."""
     for _ in range(5):
         dist.all_reduce(cuda.full(1000, 1.0)[1], async_op=True)
     memory, tensor = cuda.full(1000, 1.0)
@@ -137,19 +137,19 @@ def several(rank: Rank, cuda: Cuda) -> str:
     """Messages to one peer as a batch, at the other end one by one; a group's first operation."""
     group = dist.new_group()
     other = 1 - rank.index
-    (one, first), (two, second) = cuda.full(60_000, 1.0), cuda.full(60_000, 2.0)
+    (ones, first), (two, second) = cuda.full(60_000, 1.0), cuda.full(60_000, 2.0)
     if rank.index == 0:
-        batch = [dist.P2POp(dist.isend, each, 1, group) for each in (first, second)]
+        batch = [dist.P2POp(dist.isend, tensor, 1, group) for tensor in (first, second)]
         for work in dist.batch_isend_irecv(batch):
             work.wait()
     else:
-        one.zero_()
+        ones.zero_()
         two.zero_()
         dist.recv(first, 0, group)
         dist.recv(second, 0, group)
     cuda.synchronize()
-    if not (one.eq(1).all() and two.eq(2).all()):
-        return f"{one[0]} {two[0]} {one.unique()} {two.unique()}"
+    if not (ones.eq(1).all() and two.eq(2).all()):
+        return f"{ones[0]} {two[0]} {ones.unique()} {two.unique()}"
     batch = [
         dist.P2POp(dist.isend, first, other, group),
         dist.P2POp(dist.irecv, second, other, group),

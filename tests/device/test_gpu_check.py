@@ -56,14 +56,14 @@ def check(folder: Path, *arguments: str, seconds: float = 110) -> subprocess.Com
 
 def marked(value: str) -> list[str]:
     """Return the command lines of the processes that have inherited our mark."""
-    found = []
+    commands = []
     for process in Path("/proc").glob("[0-9]*"):
         try:
             if f"{MARK}={value}".encode() in (process / "environ").read_bytes().split(b"\0"):
-                found.append((process / "cmdline").read_text(encoding="utf-8"))
+                commands.append((process / "cmdline").read_text(encoding="utf-8"))
         except OSError:  # it has ended meanwhile, or is another user's
             continue
-    return found
+    return commands
 
 
 def packed(folder: Path) -> dict[str, str]:
@@ -171,13 +171,13 @@ def test_what_is_unknown_is_refused(tmp_path: Path) -> None:
 
 
 def test_what_no_time_is_left_for_is_listed(tmp_path: Path) -> None:
-    names = "graphs,memcheck,synccheck"  # of which the first takes 40 s, each other one 170 s
+    names = "graphs,memcheck,synccheck"  # the first takes 40 s, each other one 170 s
     done = check(tmp_path, "--only", names, "--ranks", "2", "--minutes", "2.5")
     assert done.returncode == 0, done.stderr
     status = {stage["stage"]: stage["status"] for stage in body_of(tmp_path)["stages"]}
     assert list(status) == ["graphs-2", "memcheck-2", "synccheck-2"]
     assert status.pop("graphs-2") == "ended"
-    assert all(each.startswith("left out: it takes ") for each in status.values())
+    assert all(text.startswith("left out: it takes ") for text in status.values())
     last = "left out, for another call: --only memcheck-2,synccheck-2"
     assert last in done.stdout
     assert last in packed(tmp_path)["report.txt"]
@@ -266,9 +266,9 @@ def test_other_results_than_the_cpus_are_noticed(module: Any) -> None:
     plans = module("gpu.plans")
     import torch
 
-    one = plans.Case("all_reduce", torch.float32, "SUM", "1001")
+    summed = plans.Case("all_reduce", torch.float32, "SUM", "1001")
     other = plans.Case("all_reduce", torch.float32, "MAX", "1001")
-    cases, cpu = [one, other], [["a", "b"], ["a", "b"]]
+    cases, cpu = [summed, other], [["a", "b"], ["a", "b"]]
     assert plans.compare(cases, cpu, cpu) == []
     assert plans.compare(cases, [["a", "b"], ["x", "b"]], cpu) == [
         "all_reduce float32[1001] SUM: ranks differ"

@@ -22,7 +22,7 @@ from lab.simulated_device import SIMULATED, on_device
 from ringcomm import _C
 from ringcomm.__main__ import main
 from ringcomm.tools.bench import cases
-from ringcomm.tools.bench.sample import Job
+from ringcomm.tools.bench.sample import Workload
 from ringcomm.tools.tune import kernels
 from ringcomm.tools.tune.kernels import KERNELS, Segment, Times, segments
 
@@ -36,32 +36,32 @@ ABOUT = ["made up"]
 def test_all_kernels_are_known() -> None:
     """The library's own list has no other, and no less."""
     names = {"all_to_all", *kernels.COLLECTIVES}
-    found = {name for one in names for name in _C.kernel_seconds(one, 2, 1024, True, 90)[1]}
-    assert found == set(KERNELS)
+    seconds = [_C.kernel_seconds(name, 2, 1024, True, 90)[1] for name in names]
+    assert {kernel for by_kernel in seconds for kernel in by_kernel} == set(KERNELS)
 
 
 def drawn(choose: random.Random) -> list[Times]:
     """Times of some sizes; kernels have no room everywhere."""
     sizes = sorted(choose.sample(range(1, 1 << 22), choose.randrange(0, 12)))
-    found = []
+    times = []
     for size in sizes:
         some = choose.sample(KERNELS, choose.randrange(0, len(KERNELS)))
         seconds = {kernel: choose.uniform(1e-6, 2e-6) for kernel in some}
-        found.append(Times(size, choose.choice(KERNELS), size, seconds))
-    return found
+        times.append(Times(size, choose.choice(KERNELS), size, seconds))
+    return times
 
 
 @pytest.mark.parametrize("seed", range(40))
 def test_segments_cover_every_number_of_bytes(seed: int) -> None:
     measured = drawn(random.Random(seed))
-    found = segments(measured)
-    assert found[0].first == 0
-    assert found[-1].last is None
-    for one, after in itertools.pairwise(found):
-        assert after.first == (one.last or 0) + 1  # no hole, and nothing twice
-        assert after.kernel != one.kernel  # equal neighbours are one
+    ranges = segments(measured)
+    assert ranges[0].first == 0
+    assert ranges[-1].last is None
+    for before, after in itertools.pairwise(ranges):
+        assert after.first == (before.last or 0) + 1  # no hole, and nothing twice
+        assert after.kernel != before.kernel  # equal neighbours are one
     for size in measured:
-        (spoken,) = [s for s in found if s.first <= size.bytes <= (s.last or size.bytes)]
+        (spoken,) = [s for s in ranges if s.first <= size.bytes <= (s.last or size.bytes)]
         if not size.seconds:
             assert spoken.kernel == ""
             continue
@@ -76,8 +76,8 @@ def test_what_is_written_is_what_the_library_reads(seed: int, tmp_path: Path) ->
     choose = random.Random(seed)
     table = {name: drawn(choose) for name in kernels.COLLECTIVES}
     for some in table.values():
-        for one in some:  # copies are no sums'
-            one.seconds = {k: s for k, s in one.seconds.items() if k != "copy_engines"}
+        for times in some:  # copies are no sums'
+            times.seconds = {k: s for k, s in times.seconds.items() if k != "copy_engines"}
     text = kernels.text(table, ABOUT)
     file = tmp_path / "rules"
     file.write_text(text)
@@ -88,8 +88,8 @@ def test_what_is_written_is_what_the_library_reads(seed: int, tmp_path: Path) ->
 
 def test_ties_are_the_models() -> None:
     def choice(model: str, **seconds: float) -> str:
-        (one,) = segments([Times(1024, model, 1024, seconds)])
-        return one.kernel
+        (range_,) = segments([Times(1024, model, 1024, seconds)])
+        return range_.kernel
 
     assert choice("one_shot", one_shot=1.04, two_shot=1.0) == ""
     assert choice("one_shot", one_shot=1.06, two_shot=1.0) == "two_shot"
@@ -131,8 +131,8 @@ def test_a_table_that_is_too_long_takes_a_larger_margin() -> None:
         ]
 
     assert kernels.rules({"all_reduce": jagged(0.15, 20)})[1] == 0.05
-    found, margin = kernels.rules({"all_reduce": jagged(0.15, 200)})
-    assert (found, margin) == ({"all_reduce": []}, 0.2)
+    rules, margin = kernels.rules({"all_reduce": jagged(0.15, 200)})
+    assert (rules, margin) == ({"all_reduce": []}, 0.2)
     with pytest.raises(ValueError, match="measure fewer --size"):
         kernels.text({"all_reduce": jagged(2, 200)}, ABOUT)
 
@@ -152,11 +152,11 @@ def use_one_that_fails(rank: Rank) -> str:
     """Two-shot cannot do one size: rank 1 has no memory for it, say."""
     call_of = kernels.call_of
 
-    def refuse(job: Job, device: str) -> Callable[[], object]:
+    def refuse(workload: Workload, device: str) -> Callable[[], object]:
         asked = dist.distributed_c10d._get_default_group()._get_backend(torch.device("cpu")).options
-        if rank.index == 1 and job.count == 1024 and asked.algorithm == "two_shot":
+        if rank.index == 1 and workload.count == 1024 and asked.algorithm == "two_shot":
             raise MemoryError("no room for it")
-        return call_of(job, device)
+        return call_of(workload, device)
 
     kernels.call_of = refuse
     return use_simulated(rank)
@@ -241,8 +241,8 @@ def test_a_kernel_that_fails_is_left_out(
     table = kernels.measure(2, [1024, 4096, 16384], 2, use_one_that_fails)
     said = capsys.readouterr().err
     assert "two_shot is left out: all_reduce of 4K: MemoryError: no room for it" in said
-    assert [sorted(one.seconds) for one in table["all_reduce"]] == [["hand_over"]] * 3
-    assert [one.model for one in table["all_reduce"]] == ["low_latency"] * 3
+    assert [sorted(times.seconds) for times in table["all_reduce"]] == [["hand_over"]] * 3
+    assert [times.model for times in table["all_reduce"]] == ["low_latency"] * 3
 
 
 def test_without_gpus_it_says_so(
@@ -280,10 +280,10 @@ def two() -> Iterator[Ranks]:
         yield some
 
 
-def by_file(rank: Rank, settings: dict[str, str], jobs: list[Job]) -> Outcome:
+def by_file(rank: Rank, settings: dict[str, str], workloads: list[Workload]) -> Outcome:
     def body(rank: Rank) -> Outcome:
         rank.kept["device"] = "cpu"
-        return {"used": [kernels.kernel_of(rank, job) for job in jobs]}
+        return {"used": [kernels.kernel_of(rank, workload) for workload in workloads]}
 
     return on_device(rank, "by file", {**OWN, **settings}, body)
 
@@ -302,8 +302,8 @@ def test_groups_take_the_file(two: Ranks, tmp_path: Path) -> None:
     file.write_text(kernels.text(table, ABOUT))
     asked = [("all_reduce", size) for size in (1024, 4096, 8192, 1 << 18, 1 << 22)]
     asked += [("all_gather", size) for size in (1024, 4096, 8192)]
-    jobs = [Job(name, size // 4, 2, cases.PLAIN) for name, size in asked]
-    for outcome in two(by_file, {"RINGCOMM_ALGORITHM": f"@{file}"}, jobs):
+    workloads = [Workload(name, size // 4, 2, cases.PLAIN) for name, size in asked]
+    for outcome in two(by_file, {"RINGCOMM_ALGORITHM": f"@{file}"}, workloads):
         assert outcome.get("used") == [
             *("hand_over", "hand_over", "device_ring", "two_shot", "two_shot"),
             *("copy_engines", "copy_engines", "one_shot"),

@@ -105,20 +105,20 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> Any:
     return json.loads(done.stdout)
 
 
-def same(one: Any, other: Any) -> bool:
+def same(left: Any, other: Any) -> bool:
     """Whether all is the same: types, keys, each bit of each tensor."""
-    if isinstance(one, torch.Tensor):
-        flat = [tensor.detach().cpu().contiguous().view(-1) for tensor in (one, other)]
-        alike = one.dtype == other.dtype and one.shape == other.shape
-        return alike and (not one.numel() or torch.equal(*(f.view(torch.uint8) for f in flat)))
-    if type(one) is not type(other):
+    if isinstance(left, torch.Tensor):
+        flat = [tensor.detach().cpu().contiguous().view(-1) for tensor in (left, other)]
+        alike = left.dtype == other.dtype and left.shape == other.shape
+        return alike and (not left.numel() or torch.equal(*(f.view(torch.uint8) for f in flat)))
+    if type(left) is not type(other):
         return False
-    if isinstance(one, dict):
-        kept = getattr(one, "_metadata", None) == getattr(other, "_metadata", None)
-        return kept and list(one) == list(other) and all(same(one[k], other[k]) for k in one)
-    if isinstance(one, list | tuple):
-        return len(one) == len(other) and all(map(same, one, other))
-    return bool(one == other or one != one)
+    if isinstance(left, dict):
+        kept = getattr(left, "_metadata", None) == getattr(other, "_metadata", None)
+        return kept and list(left) == list(other) and all(same(left[k], other[k]) for k in left)
+    if isinstance(left, list | tuple):
+        return len(left) == len(other) and all(map(same, left, other))
+    return bool(left == other or left != left)
 
 
 def save(folder: Path, *steps: int, state: Any = None, keep: int = 2) -> list[str]:
@@ -133,8 +133,8 @@ def save(folder: Path, *steps: int, state: Any = None, keep: int = 2) -> list[st
 
 def load(folder: Path, state: dict[str, Any]) -> dict[str, Any]:
     checkpoints = Checkpoints(folder, every=1)
-    found = checkpoints.newest() or pytest.fail("there is no checkpoint")
-    return checkpoints.load(found, state)
+    newest = checkpoints.newest() or pytest.fail("there is no checkpoint")
+    return checkpoints.load(newest, state)
 
 
 def names(folder: Path) -> list[str]:
@@ -162,12 +162,12 @@ def advance(parts: dict[str, Any], steps: int) -> dict[str, Any]:
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"][: 1 + torch.cuda.is_available()])
 def test_training_goes_on_bit_for_bit(tmp_path: Path, device: str) -> None:
-    one, other = training(device), training(device)
-    state = advance(one, 3)
+    steady, other = training(device), training(device)
+    state = advance(steady, 3)
     save(tmp_path, 3, state=state)
     loaded = load(tmp_path, advance(other, 0))
     assert same(loaded, state)
-    state = advance(one, 2)
+    state = advance(steady, 2)
     for key, part in other.items():
         part.load_state_dict(loaded[key])
     torch.set_rng_state(loaded["rng"]["cpu"])
@@ -196,15 +196,15 @@ def test_values_of_all_kinds(tmp_path: Path) -> None:
 
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 def test_dcp_reads_it(tmp_path: Path) -> None:
-    one, net = training(), training()["net"]
-    saved = advance(one, 2)
+    trained, net = training(), training()["net"]
+    saved = advance(trained, 2)
     save(tmp_path, 500, state=saved)
     path = tmp_path / "step-000000500"
     assert names(path) == sorted(FILES)
     moments = {0: {"exp_avg": torch.empty(7, 5)}}
     state = {"net": net.state_dict(), "opt": {"state": moments}}
     dcp.load(state, checkpoint_id=path, no_dist=True)
-    assert same(net.state_dict(), one["net"].state_dict())
+    assert same(net.state_dict(), trained["net"].state_dict())
     moment = saved["opt"]["state"][0]["exp_avg"]
     assert same(moments[0]["exp_avg"], moment)
     dcp_to_torch_save(path, tmp_path / "one.pt")
@@ -244,14 +244,14 @@ def test_memory_does_not_grow(tmp_path: Path) -> None:
 
 
 def test_what_cannot_be_saved(tmp_path: Path) -> None:
-    one = torch.ones(1)
+    tensor = torch.ones(1)
     for state, said in (
         ({"a": [{"b": lambda: None}]}, "a.0.b, a function"),
-        ({"a": {"w": one.to_sparse()}}, "a.w: it is not a whole, dense tensor"),
-        ({"a": one.to("meta")}, "cannot hold a:"),
-        ({"a": {0: one, "0": one}}, "named a.0"),
-        ({"a": {"b": one}, "a.b": one}, "named a.b"),
-        ({"ringcomm": {"plain": one}}, "named ringcomm.plain"),
+        ({"a": {"w": tensor.to_sparse()}}, "a.w: it is not a whole, dense tensor"),
+        ({"a": tensor.to("meta")}, "cannot hold a:"),
+        ({"a": {0: tensor, "0": tensor}}, "named a.0"),
+        ({"a": {"b": tensor}, "a.b": tensor}, "named a.b"),
+        ({"ringcomm": {"plain": tensor}}, "named ringcomm.plain"),
     ):
         with pytest.raises((TypeError, ValueError), match=said):
             save(tmp_path, 1, state=state)
@@ -292,8 +292,8 @@ def test_a_damaged_one_is_named_and_passed_over(tmp_path: Path, file: str, kind:
         else:
             (flip if kind == "flipped" else os.truncate)(path, at)
         lines: list[str] = []
-        found = Checkpoints(tmp_path, every=1, log=lines.append).newest()
-        assert found == (tmp_path / "step-000000001", 1, {"epoch": 1})
+        newest = Checkpoints(tmp_path, every=1, log=lines.append).newest()
+        assert newest == (tmp_path / "step-000000001", 1, {"epoch": 1})
         [line] = lines
         assert line.startswith(f"checkpoint {path.parent} is passed over: {file} ")
         path.write_bytes(whole)
@@ -364,9 +364,9 @@ def test_failed(outcomes: Any) -> None:
             assert line.endswith(AGAIN) or "could not be removed" in line
     assert sum(len(lines) for _, _, lines in outcomes["failed"]) > 15
     assert outcomes["failed"][-1] == [2, 0, []]
-    line, *found = outcomes["too large"]
+    line, *outcome = outcomes["too large"]
     assert line.endswith(f"/0: File too large; {AGAIN}")
-    assert found == [3, 0]
+    assert outcome == [3, 0]
 
 
 def test_synced_before_renamed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -32,8 +32,8 @@ def steps(some: Trainees) -> dict[int, str]:
 
 def ends(some: Trainees, numbers: list[int]) -> dict[int, list[Any]]:
     """Return the ends of those that left in good order, by their place in `numbers`."""
-    found = {at: some.events(number, "end") for at, number in enumerate(numbers)}
-    return {at: [end[0][name] for name in WHAT] for at, end in found.items() if end}
+    events = {at: some.events(number, "end") for at, number in enumerate(numbers)}
+    return {at: [end[0][name] for name in WHAT] for at, end in events.items() if end}
 
 
 @pytest.mark.parametrize(
@@ -57,18 +57,18 @@ def test_bits(seconds: float, pauses: tuple[float, float]) -> None:
         numbers = list(range(len(script.original)))
         some.await_ends(numbers, seconds=60 + seconds)
         planned = steps(some), some.ledger()
-        found = ends(some, numbers)
+        ended = ends(some, numbers)
     print(f"{kills} killed, {changes_in(script)} changes in {max(churned[0])} steps")
     check_alike(churned, planned)
-    assert last == {number: found[number] for number in last}
+    assert last == {number: ended[number] for number in last}
     assert last
 
 
 def check_alike(churned: tuple[Any, Any], planned: tuple[Any, Any]) -> None:
     """Require equal parameters after each step, and the same batches in it."""
-    for what, one, other in zip(("parameters", "batches"), churned, planned, strict=True):
-        differ = [at for at in sorted({*one, *other}) if one.get(at) != other.get(at)]
-        assert not differ, f"the {what} are others first at {differ[0]}, of {max(one)}"
+    for what, mine, other in zip(("parameters", "batches"), churned, planned, strict=True):
+        differ = [at for at in sorted({*mine, *other}) if mine.get(at) != other.get(at)]
+        assert not differ, f"the {what} are others first at {differ[0]}, of {max(mine)}"
 
 
 def changes_in(script: churn.Script) -> int:
@@ -109,11 +109,11 @@ def test_bits_in_bad_weather(tmp_path: Path, seconds: float) -> None:
         numbers = list(range(len(script.original)))
         place.trainees.await_ends(numbers, seconds=60 + seconds)
         planned = steps(place.trainees), place.trainees.ledger()
-        found = ends(place.trainees, numbers)
+        ended = ends(place.trainees, numbers)
     print(f"{kills} killed, {weather.struck}, {changes_in(script)} changes")
     assert sum(weather.struck.values()) > 0
     check_alike(churned, planned)
-    assert last == {number: found[number] for number in last}
+    assert last == {number: ended[number] for number in last}
     assert last
 
 

@@ -124,7 +124,7 @@ def held(some: Trainees, number: int) -> dict[str, int]:
 
 
 def await_held(some: Trainees, number: int, most: dict[str, int]) -> None:
-    """Wait until a process holds no more than that: what is released may be so a moment later."""
+    """Wait until a process holds no more than that: a release may take a moment."""
     deadline = time.monotonic() + limit(10)
     while any((now := held(some, number))[what] > most[what] for what in most):
         assert time.monotonic() < deadline, f"it holds {now}, and may hold {most}"
@@ -176,8 +176,8 @@ def test_all_die_and_a_checkpoint_is_loaded(tmp_path: Path) -> None:
         some.await_events(numbers, "step", 2)
         tracked = some.events(numbers[0], "tracked")[0]
         assert tracked["step"] >= 5
-        one, other = (some.events(number, "step")[0] for number in numbers)
-        assert (one["step"], one["digest"]) == (other["step"], other["digest"])
+        first, other = (some.events(number, "step")[0] for number in numbers)
+        assert (first["step"], first["digest"]) == (other["step"], other["digest"])
 
 
 def draws() -> Outcome:
@@ -195,7 +195,7 @@ def draws() -> Outcome:
 
 
 def test_the_generator_of_cuda() -> None:
-    """It is put back with the others. What stands in for it here is a generator of the CPU."""
+    """It is put back with the others. A generator of the CPU stands in for it here."""
     os.environ["RINGCOMM_CUDA_LIBRARY"] = CUDA["RINGCOMM_CUDA_LIBRARY"]
     try:
         assert in_child(draws) == {"again": True, "differs": True}

@@ -353,12 +353,12 @@ def refusals(rank: Rank) -> None:
     dist.destroy_process_group(group)
 
 
-def found(rank: Rank) -> None:
-    one, two, other = (DistributedDataParallel(nn.Linear(2, 2)) for _ in range(3))
-    nested = nn.ModuleList([nn.Sequential(two), one])
-    assert ddp.wrappers_in([nested, one, "text", other]) == [two, one, other]
-    assert (ddp.unwrapped(one), ddp.unwrapped(nested)) == (one.module, nested)
-    assert ddp.missing(one) == ""
+def wrappers(rank: Rank) -> None:
+    single, two, other = (DistributedDataParallel(nn.Linear(2, 2)) for _ in range(3))
+    nested = nn.ModuleList([nn.Sequential(two), single])
+    assert ddp.wrappers_in([nested, single, "text", other]) == [two, single, other]
+    assert (ddp.unwrapped(single), ddp.unwrapped(nested)) == (single.module, nested)
+    assert ddp.missing(single) == ""
 
 
 def lacking(rank: Rank) -> None:
@@ -377,7 +377,7 @@ def lacking(rank: Rank) -> None:
         )
 
 
-@pytest.mark.parametrize("task", [refusals, found, lacking])
+@pytest.mark.parametrize("task", [refusals, wrappers, lacking])
 def test_what_wrappers_are(two: Ranks, task: Callable[[Rank], None]) -> None:
     two(task)
 

@@ -16,7 +16,7 @@ import torch
 from lab.limits import seed
 from ringcomm.elastic.deck import Deck
 
-HISTORIES = 60  # of each kind
+HISTORIES = 60  # per kind
 EVENTS = 60  # in each
 
 
@@ -116,8 +116,8 @@ class World:
             for place, index in enumerate(deck.batch(number), number * size):
                 uses.setdefault(place // length, Counter())[index] += 1
         once = Counter(range(length))
-        for epoch, found in uses.items():
-            assert not found - once, f"epoch {epoch} has samples that are used twice"
+        for epoch, counts in uses.items():
+            assert not counts - once, f"epoch {epoch} has samples that are used twice"
         over = [epoch for epoch in sorted(uses) if deck.epoch_over(epoch)]
         assert over == list(range(deck.epoch))
         for epoch in over:
@@ -160,7 +160,7 @@ class Dropping(Deck):
 
 
 class Doubling(Deck):
-    """Planted bug: what the dead member held first is dealt twice."""
+    """Planted bug: the first batch of the dead member is dealt twice."""
 
     def _take_back(self, queue: list[int]) -> None:
         super()._take_back(queue + queue[:1])
@@ -194,7 +194,7 @@ class Counting(Deck):
 
 
 @pytest.mark.parametrize(
-    ("kind", "found"),
+    ("kind", "sentence"),
     [
         (Dropping, "is over but lacks samples"),
         (Doubling, "has samples that are used twice"),
@@ -203,17 +203,17 @@ class Counting(Deck):
         (Counting, "is over but lacks samples"),
     ],
 )
-def test_planted_bugs_are_found(kind: type[Deck], found: str) -> None:
+def test_planted_bugs_are_found(kind: type[Deck], sentence: str) -> None:
     def histories() -> None:
         for number in range(20):
             chance = random.Random(number)
-            # Nobody joins: the check of the joiner's state would find some bugs first.
+            # There are no joins: the check of the joiner's state would find some bugs first.
             world = World(deal(chance, kind), chance, ["step", "step", "step", "die", "shuffle"])
             for _ in range(EVENTS):
                 world.go_on()
                 world.check()
 
-    with pytest.raises(AssertionError, match=found):
+    with pytest.raises(AssertionError, match=sentence):
         histories()
 
 

@@ -45,7 +45,7 @@ def test_founder_dies(phase: str, number: int) -> None:
     with trainees(3, epochs=10**6, fates=((number, phase, 0),)) as some:
         some.await_events([number], "dies")
         some.start()
-        rest = [each for each in range(4) if each != number]
+        rest = [n for n in range(4) if n != number]
         some.await_events(rest, "step", 3)
         end_well(some, rest)
 
@@ -128,9 +128,9 @@ def test_evicted(number: int) -> None:
     with trainees(3, epochs=10**6, operation=1.0, dead_after=1.0) as some:
         some.await_events([0, 1, 2], "step", 3)
         some.kill(number, signal.SIGSTOP)
-        others = [each for each in range(3) if each != number]
+        others = [n for n in range(3) if n != number]
         some.await_events(others, "change")
-        assert all(change["size"] == 2 for each in others for change in changes(some, each))
+        assert all(change["size"] == 2 for n in others for change in changes(some, n))
         some.await_events(others, "step", steps(some, others[0]) + 5)
         some.kill(number, signal.SIGCONT)
         text = await_raised(some, number, "Evicted")

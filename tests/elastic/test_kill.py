@@ -105,7 +105,7 @@ def test_giver_dies(number: int, phase: str) -> None:
         some.start()
         some.await_events([3], "step", 3)
         assert some.deaths()[number]["phase"] == phase
-        end_well(some, [each for each in range(4) if each != number])
+        end_well(some, [n for n in range(4) if n != number])
 
 
 def kill_at_random(kills: int) -> list[float]:
@@ -125,11 +125,11 @@ def kill_at_random(kills: int) -> list[float]:
                 others = alive[:1]
             was_member = bool(some.events(victim, "step"))
             at, pid = some.kill(victim), some.processes[victim].pid
-            while was_member and not (found := of_death(some, others, pid)):
+            while was_member and not (told := of_death(some, others, pid)):
                 assert time.monotonic() < at + limit(30), some.all_events()[-20:]
                 time.sleep(0.001)
             if was_member:
-                took.append(found - at)
+                took.append(told - at)
             alive += some.start()
         some.await_events(alive, "step", 2)
         end_well(some, alive)

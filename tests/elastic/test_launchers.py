@@ -61,8 +61,8 @@ def start(tmp_path: Path) -> Iterator[Start]:
 
 
 def children(pid: int) -> list[int]:
-    found = subprocess.run(["pgrep", "-P", str(pid)], capture_output=True, text=True, check=False)
-    return [int(child) for child in found.stdout.split()]
+    done = subprocess.run(["pgrep", "-P", str(pid)], capture_output=True, text=True, check=False)
+    return [int(child) for child in done.stdout.split()]
 
 
 def await_text(path: Path, pattern: str, seconds: float = 20) -> re.Match[str]:
@@ -70,8 +70,8 @@ def await_text(path: Path, pattern: str, seconds: float = 20) -> re.Match[str]:
     deadline = time.monotonic() + limit(seconds)
     while True:
         text = path.read_text() if path.exists() else ""
-        if found := re.search(pattern, text):
-            return found
+        if match := re.search(pattern, text):
+            return match
         assert time.monotonic() < deadline, f"{path.name} lacks {pattern}: {text[-2000:]}"
         time.sleep(0.02)
 

@@ -18,8 +18,8 @@ EVERY = 5  # steps, between the checkpoints of a trainee
 
 def newest(folder: Path) -> int:
     """The step of the newest whole checkpoint."""
-    found = Checkpoints(folder, every=1, log=lambda text: None).newest()
-    return found.step if found else 0
+    checkpoint = Checkpoints(folder, every=1, log=lambda text: None).newest()
+    return checkpoint.step if checkpoint else 0
 
 
 def check_nothing_again(some: Trainees, numbers: list[int]) -> None:

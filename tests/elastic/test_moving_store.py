@@ -94,12 +94,12 @@ def test_addresses() -> None:
 
 
 def test_the_first_that_answers_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody serves at the first of several addresses where another one serves already."""
+    """The first of several addresses stays without a server if another one has one already."""
     monkeypatch.delenv("RANK", raising=False)
     first, second = free_port(), free_port()
     served = dist.TCPStore(HOST, second, is_master=True, wait_for_workers=False)
-    found = open_store("run", f"{HOST}:{first},{HOST}:{second}")
-    found.keys.set("word", "said")
+    store = open_store("run", f"{HOST}:{first},{HOST}:{second}")
+    store.keys.set("word", "said")
     assert served.get("ringcomm-elastic/run/word") == b"said"
     assert not Address(HOST, first).answers()
     alone = open_store("run", f"{HOST}:{first},{HOST}:{free_port()}")

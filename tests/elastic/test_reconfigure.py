@@ -28,33 +28,33 @@ FILES, THREADS = Path("/proc/self/fd"), Path("/proc/self/task")
 
 def change_often(rank: Rank, transport: str) -> list[Any]:
     backend = unconnected(rank, transport)
-    found: list[Any] = [error_of(lambda: total(backend)), backend.get_error().name]
+    outcomes: list[Any] = [error_of(lambda: total(backend)), backend.get_error().name]
     mine = backend._reconfigure_handle()
     all_of_them = gather(rank, "handles", mine)
     orders = [[0, 1, 2], [2, 0, 1], [0, 2], [1], [1, 2, 0], [2, 1]]
     for uuid, order in enumerate(orders):
         if rank.index in order:
             change(backend, uuid, [all_of_them[index] for index in order])
-            found.append((backend.rank(), backend.size(), total(backend)))
+            outcomes.append((backend.rank(), backend.size(), total(backend)))
         meet(rank, f"round {uuid}")
     assert backend._reconfigure_handle() == mine
-    return found
+    return outcomes
 
 
 @pytest.mark.parametrize("transport", forms(TRANSPORTS, ""))
 def test_ranks_come_and_go(transport: str) -> None:
     some = Ranks(3, None)
     try:
-        found = some(change_often, transport)
+        outcomes = some(change_often, transport)
     finally:
         some.kill()
-    for (kind, text), error, *_ in found:
+    for (kind, text), error, *_ in outcomes:
         assert kind == "DistBackendError"
         assert "is not connected (reconfigure it): no reconfigure() has been called" in text
         assert error == "SUCCESS"
-    assert found[0][2:] == [(0, 3, 6), (1, 3, 6), (0, 2, 3), (2, 3, 6)]
-    assert found[1][2:] == [(1, 3, 6), (2, 3, 6), (0, 1, 1), (0, 3, 6), (1, 2, 3)]
-    assert found[2][2:] == [(2, 3, 6), (0, 3, 6), (1, 2, 3), (1, 3, 6), (0, 2, 3)]
+    assert outcomes[0][2:] == [(0, 3, 6), (1, 3, 6), (0, 2, 3), (2, 3, 6)]
+    assert outcomes[1][2:] == [(1, 3, 6), (2, 3, 6), (0, 1, 1), (0, 3, 6), (1, 2, 3)]
+    assert outcomes[2][2:] == [(2, 3, 6), (0, 3, 6), (1, 2, 3), (1, 3, 6), (0, 2, 3)]
 
 
 def lose_one(rank: Rank, transport: str) -> tuple[str, float, float, str]:
@@ -108,47 +108,47 @@ def stop_in_the_middle(rank: Rank) -> list[Any]:
     backend = unconnected(rank)
     handles = gather(rank, "handles", backend._reconfigure_handle())
     change(backend, 1, handles)
-    found: list[Any] = []
+    outcomes: list[Any] = []
     if rank.index == 0:  # nobody else comes
         threading.Timer(0.2, backend.abort).start()
         begin = time.monotonic()
-        found.append(error_of(lambda: total(backend))[1])
+        outcomes.append(error_of(lambda: total(backend))[1])
         assert time.monotonic() - begin < limit(2)
     meet(rank, "aborted")
-    found.append(backend.get_error().name)
+    outcomes.append(backend.get_error().name)
     pending = torch.zeros(4)
     change(backend, 2, handles)
     work = backend.recv([pending], (rank.index + 1) % 3, 7)  # it never comes
     meet(rank, "posted")
     change(backend, 3, handles)  # which ends it
-    found.append(error_of(work.wait)[1])
-    found.append(total(backend))
+    outcomes.append(error_of(work.wait)[1])
+    outcomes.append(total(backend))
     if rank.index == 0:  # the others do not come, and it is called off
         threading.Timer(0.2, backend.abort).start()
-        found.append(error_of(lambda: change(backend, 4, handles[:2]))[1])
-        found.append(error_of(lambda: total(backend))[1])
+        outcomes.append(error_of(lambda: change(backend, 4, handles[:2]))[1])
+        outcomes.append(error_of(lambda: total(backend))[1])
     elif rank.index == 1:
         time.sleep(0.1)
-        found.append(error_of(lambda: change(backend, 4, handles[:2][::-1], 0.5))[1])
-        found.append("")
+        outcomes.append(error_of(lambda: change(backend, 4, handles[:2][::-1], 0.5))[1])
+        outcomes.append("")
     meet(rank, "called off")
     change(backend, 5, handles)
-    found.append(total(backend))
-    return found
+    outcomes.append(total(backend))
+    return outcomes
 
 
 def test_abort_from_another_thread() -> None:
     with ranks(3, None) as some:
-        found = some(stop_in_the_middle)
-    assert "abort() was called" in found[0].pop(0)
-    assert found[0][0] == "SUCCESS"  # it asked for that
-    for each in found:
-        assert "reconfigure() was called" in each[1] or "rank" in each[1], each
-        assert each[2] == each[-1] == 6
-    assert "abort() was called" in found[0][3]
-    assert "the last reconfigure() has failed: abort() was called" in found[0][4]
-    assert "Timed out after" in found[1][3]
-    assert "rank 1" in found[1][3] or "rank 0" in found[1][3]
+        outcomes = some(stop_in_the_middle)
+    assert "abort() was called" in outcomes[0].pop(0)
+    assert outcomes[0][0] == "SUCCESS"  # it asked for that
+    for own in outcomes:
+        assert "reconfigure() was called" in own[1] or "rank" in own[1], own
+        assert own[2] == own[-1] == 6
+    assert "abort() was called" in outcomes[0][3]
+    assert "the last reconfigure() has failed: abort() was called" in outcomes[0][4]
+    assert "Timed out after" in outcomes[1][3]
+    assert "rank 1" in outcomes[1][3] or "rank 0" in outcomes[1][3]
 
 
 def say_why_not(rank: Rank) -> list[str]:
@@ -168,8 +168,8 @@ def say_why_not(rank: Rank) -> list[str]:
 
 def test_wrong_arguments_change_nothing() -> None:
     with ranks(2, None) as some:
-        found = some(say_why_not)
-    for reused, foreign, twice, unknown in found:
+        outcomes = some(say_why_not)
+    for reused, foreign, twice, unknown in outcomes:
         assert "uuid 1 was already used" in reused
         assert "own handle is not among the 1" in foreign
         assert "given twice" in twice
@@ -206,22 +206,22 @@ def take_nonsense(rank: Rank) -> list[tuple[str, str, str]]:
     backend = unconnected(rank)
     handles = gather(rank, "handles", backend._reconfigure_handle())
     change(backend, 1, handles)
-    found = []
+    refusals = []
     for wrong, word in spoilt(handles[1]).items() if rank.index == 0 else []:
         kind, text = error_of(partial(change, backend, 2, [handles[0], wrong]))
-        found.append((word, kind, text))
+        refusals.append((word, kind, text))
     meet(rank, "nonsense")
     assert total(backend) == 3  # nothing has happened
     change(backend, 2, handles[::-1])  # nor was the uuid used
     assert total(backend) == 3
-    return found
+    return refusals
 
 
 def test_nonsense_in_handles_changes_nothing() -> None:
     with ranks(2, None) as some:
-        found, _ = some(take_nonsense)
-    assert len(found) == 14
-    for word, kind, text in found:
+        refusals, _ = some(take_nonsense)
+    assert len(refusals) == 14
+    for word, kind, text in refusals:
         assert kind in ("DistBackendError", "RuntimeError"), (kind, text)
         assert word in text
         assert len(text) < 400, "the answer repeats what was given"
@@ -230,22 +230,22 @@ def test_nonsense_in_handles_changes_nothing() -> None:
 def abort_early(rank: Rank, transport: str) -> list[str]:
     backend = unconnected(rank, transport)
     backend.abort()  # before the first change
-    found = [error_of(lambda: total(backend))[1], backend.get_error().name]
+    outcomes = [error_of(lambda: total(backend))[1], backend.get_error().name]
     handles = gather(rank, "handles", backend._reconfigure_handle())
     change(backend, 1, handles)
     backend.abort()  # before the first operation
-    found += [error_of(lambda: total(backend))[1], backend.get_error().name]
+    outcomes += [error_of(lambda: total(backend))[1], backend.get_error().name]
     meet(rank, "aborted")
     change(backend, 2, handles)
     assert total(backend) == 3
-    return found
+    return outcomes
 
 
 @pytest.mark.parametrize("transport", forms(TRANSPORTS, ""))
 def test_abort_before_there_is_anything_to_end(transport: str) -> None:
     with ranks(2, None) as some:
-        found = some(abort_early, transport)
-    for first, error, second, later in found:
+        outcomes = some(abort_early, transport)
+    for first, error, second, later in outcomes:
         assert "no reconfigure() has been called" in first or "abort() was called" in first
         assert "abort() was called" in second or "rank" in second
         assert (error, later) == ("SUCCESS", "SUCCESS")
@@ -253,15 +253,15 @@ def test_abort_before_there_is_anything_to_end(transport: str) -> None:
 
 def come_late(rank: Rank) -> list[int]:
     backend = unconnected(rank, "tcp")
-    found = [len(list(THREADS.iterdir()))]
+    counts = [len(list(THREADS.iterdir()))]
     handles = gather(rank, "handles", backend._reconfigure_handle())
-    found.append(len(list(THREADS.iterdir())))
+    counts.append(len(list(THREADS.iterdir())))
     if rank.index == 1:
         time.sleep(5)  # no thread answers at this rank's listener: attempts to connect end unheard
     change(backend, 1, handles)
-    found.append(len(list(THREADS.iterdir())))
+    counts.append(len(list(THREADS.iterdir())))
     assert total(backend) == 3
-    return found
+    return counts
 
 
 def test_a_handle_starts_no_thread() -> None:
@@ -300,23 +300,23 @@ def change_as_torch_does(rank: Rank) -> list[Any]:
     group = dist.group.WORLD
     assert dist._supports_reconfigure()
     handles = gather(rank, "handles", dist._get_reconfigure_handle())
-    found = []
+    groups = []
     for uuid, some in enumerate([handles, set(handles), handles[::-1]]):
         dist._reconfigure(uuid, some, timeout=timedelta(seconds=limit(20))).wait()
         tensor = torch.full((4,), dist.get_rank() + 1.0)
         dist.all_reduce(tensor)
         assert dist.group.WORLD is group
-        found.append((dist.get_rank(), dist.get_world_size(), float(tensor[0])))
-    return found
+        groups.append((dist.get_rank(), dist.get_world_size(), float(tensor[0])))
+    return groups
 
 
 @pytest.mark.skipif(not NATIVE, reason="torch has no reconfigure() before 2.14")
 def test_torchs_own_calls() -> None:
     with ranks(3, None) as some:
-        found = some(change_as_torch_does)
-    assert [each[0] for each in found] == [(index, 3, 6) for index in range(3)]
-    assert sorted(each[1][0] for each in found) == [0, 1, 2]
-    assert [each[2] for each in found] == [(2 - index, 3, 6) for index in range(3)]
+        groups = some(change_as_torch_does)
+    assert [own[0] for own in groups] == [(index, 3, 6) for index in range(3)]
+    assert sorted(own[1][0] for own in groups) == [0, 1, 2]
+    assert [own[2] for own in groups] == [(2 - index, 3, 6) for index in range(3)]
 
 
 # ---- a call that is under way meanwhile

@@ -49,7 +49,7 @@ def await_one_world(place: Site, numbers: list[int], seconds: float) -> list[int
         stopped = [n for n in numbers if trainees.events(n, "raised")]
         stay = [n for n in numbers if n not in stopped]
         sizes = {n: {event["size"] for event in place.steps_after(n, at)} for n in stay}
-        if all(found == {len(stay)} for found in sizes.values()):
+        if all(seen == {len(stay)} for seen in sizes.values()):
             break
         assert time.monotonic() < deadline, f"sizes of the worlds: {sizes}, stopped: {stopped}"
     for number in stopped:

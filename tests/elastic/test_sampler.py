@@ -46,7 +46,7 @@ class Member:
         self.uuid = uuid
         self.sampler = Sampler(LENGTH, BATCH, seed=7, total_batch=total)
         self.loader = DataLoader(Numbers(), batch_sampler=self.sampler, num_workers=workers)
-        self.batches: Iterator[torch.Tensor] | None = None  # of the loader
+        self.batches: Iterator[torch.Tensor] | None = None  # the loader's
         self.held: list[list[int]] = []
 
     def draw(self) -> list[list[int]]:

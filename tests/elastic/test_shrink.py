@@ -21,19 +21,19 @@ def leave_one_out(rank: Rank, transport: str) -> Any:
         rank.store.get("shrunk/3")
         return None
     dist.shrink_group([1])
-    found = [(dist.get_rank(), dist.get_world_size(), total())]
+    groups = [(dist.get_rank(), dist.get_world_size(), total())]
     if rank.index != 0:
         dist.shrink_group([0])  # and once more
-        found.append((dist.get_rank(), dist.get_world_size(), total()))
+        groups.append((dist.get_rank(), dist.get_world_size(), total()))
     rank.store.set(f"shrunk/{rank.index}", "")
-    return found
+    return groups
 
 
 @pytest.mark.parametrize("transport", forms(TRANSPORTS, ""))
 def test_shrink_to_those_that_are_left(transport: str) -> None:
     with ranks(4, None) as some:
-        found = some(leave_one_out, transport)
-    assert found == [[(0, 3, 6)], None, [(1, 3, 6), (0, 2, 3)], [(2, 3, 6), (1, 2, 3)]]
+        groups = some(leave_one_out, transport)
+    assert groups == [[(0, 3, 6)], None, [(1, 3, 6), (0, 2, 3)], [(2, 3, 6), (1, 2, 3)]]
 
 
 def lose_one(rank: Rank, transport: str) -> Any:

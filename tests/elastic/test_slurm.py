@@ -45,7 +45,7 @@ LENIENT = {"SLURM_KILL_BAD_EXIT": "0", "SLURM_WAIT": "0"}
 
 @pytest.fixture
 def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Slurm]:
-    """Three nodes; what is given there is found as by a user with an activated environment."""
+    """Three nodes, on which commands are found as by a user with an activated environment."""
     monkeypatch.setenv("PATH", f"{sys.prefix}/bin:{os.environ['PATH']}")
     with Slurm(3, tmp_path, SlurmdTimeout=5, **STRICT) as cluster:
         yield cluster

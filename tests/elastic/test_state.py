@@ -84,9 +84,9 @@ def stepped(net: nn.Module, opt: torch.optim.Optimizer, step: int) -> None:
 
 def digests(*values: Any) -> list[str]:
     """The bits of all tensors in `values`, and the rest as text."""
-    found: list[tuple[Any, bool]] = []
-    rest = transfer.flatten(list(values), found, False)
-    return [repr(rest), *(bits(tensor.detach()) for tensor, _ in found)]
+    tensors: list[tuple[Any, bool]] = []
+    rest = transfer.flatten(list(values), tensors, False)
+    return [repr(rest), *(bits(tensor.detach()) for tensor, _ in tensors)]
 
 
 def of(tracked: Tracked) -> list[str]:
@@ -201,11 +201,11 @@ def test_what_cannot_be_sent_is_refused() -> None:
     for value in (np.float64(1), torch.eye(2).to_sparse()):
         with pytest.raises(ValueError, match=r"state of 'x' cannot be sent to joiners: it has a"):
             Tracked(x=Count(value))
-    one, two = Count(), Count()
-    one._decide = two._decide = None  # type: ignore[attr-defined]
-    assert Tracked(sampler=one).sampler is one
+    counter, two = Count(), Count()
+    counter._decide = two._decide = None  # type: ignore[attr-defined]
+    assert Tracked(sampler=counter).sampler is counter
     with pytest.raises(ValueError, match="a and b are elastic samplers"):
-        Tracked(b=two, a=one)
+        Tracked(b=two, a=counter)
 
 
 def test_signature_and_fingerprint() -> None:

@@ -119,7 +119,7 @@ def test_blocks_that_are_left_over_hold_zeros(coding: int) -> None:
 @CODINGS
 def test_sources_are_added_in_fp32_in_their_order(coding: int) -> None:
     some = [numbers(1000, seed) for seed in range(3)]
-    wires = [encoded(one, coding) for one in some]
+    wires = [encoded(source, coding) for source in some]
     first, second, third = (decoded(wire, 1000, coding) for wire in wires)
     together = decoded(torch.cat(wires), 1000, coding, 3, 3.0)
     assert bits(together) == bits((first + second + third) / torch.full((1,), 3.0))
@@ -171,7 +171,7 @@ def test_equal_seeds_give_equal_codes(coding: int) -> None:
 @CODINGS
 @pytest.mark.parametrize("seed", [None, 0x123456789ABCDEF0])
 def test_operations_of_torch_give_the_same_bits(coding: int, seed: int | None) -> None:
-    """What runs on GPUs, here on the CPU beside the kernels."""
+    """The code for GPUs, run on the CPU beside the kernels."""
     src = numbers(5003)
     src[700], src[1500] = math.nan, -math.inf
     src[2000:2100] = 1e-40

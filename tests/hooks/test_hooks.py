@@ -95,9 +95,9 @@ def train(
     return [bits(parameter.detach()) for parameter in module.parameters()], values
 
 
-def apart(one: list[list[float]], other: list[list[float]]) -> float:
+def apart(ours: list[list[float]], other: list[list[float]]) -> float:
     """Relative, of the parameters' distance."""
-    first, second = (torch.tensor([x for part in some for x in part]) for some in (one, other))
+    first, second = (torch.tensor([x for part in some for x in part]) for some in (ours, other))
     return float((first - second).norm() / second.norm())
 
 
@@ -228,7 +228,7 @@ def reduce_all(rank: Rank, how: dict[str, Any], count: int, dtype: str) -> tuple
             assert work.is_success()
     finally:
         exchange._places = places
-    true = sum(one.double() for one in every)
+    true = sum(gradient.double() for gradient in every)
     if how.get("op") == dist.ReduceOp.AVG:
         true /= rank.size
     assert isinstance(true, torch.Tensor)

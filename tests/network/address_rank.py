@@ -3,7 +3,7 @@
     address_rank.py SOCKET
 
 Takes one line of JSON over a Unix socket: the rank, where the store is, and variables of its
-environment. Answers with another: what the rank has met with, and where it listened. Each is a fork
+environment. Answers with another: the rank's result, and where it listened. Each is a fork
 of this process, which has imported torch once and has no library of ringcomm's yet. It ends, and
 with rank 0 the store, when the socket does.
 """
@@ -35,13 +35,13 @@ def listening() -> list[str]:
             mine.add(str(descriptor.readlink()))
         except OSError:  # the listing's own
             continue
-    found = []
+    sockets = []
     for table in ("/proc/self/net/tcp", "/proc/self/net/tcp6"):
         for line in Path(table).read_text().splitlines()[1:]:
             words = line.split()
             if words[3] == "0A" and f"socket:[{words[9]}]" in mine:
-                found.append(words[1])
-    return found
+                sockets.append(words[1])
+    return sockets
 
 
 def be_rank(store: dist.Store, rank: int, size: int) -> dict[str, Any]:

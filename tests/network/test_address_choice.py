@@ -10,14 +10,14 @@ from ringcomm._runtime import addresses
 from ringcomm._runtime.addresses import Interface, number
 
 
-def host(*each: str) -> list[Interface]:
+def host(*lines: str) -> list[Interface]:
     """Make interfaces of "eth0 10.0.0.5"; one with a "-" at its end is down."""
-    found = []
-    for words in each:
+    interfaces = []
+    for words in lines:
         name, address = words.rstrip("-").split()
         up, loopback = not words.endswith("-"), name == "lo"
-        found.append(Interface(name, address, up=up, loopback=loopback))
-    return found
+        interfaces.append(Interface(name, address, up=up, loopback=loopback))
+    return interfaces
 
 
 # Two networks, containers, and a cable that is not plugged in.
@@ -117,8 +117,8 @@ def test_filters_refused(text: str) -> None:
     ],
 )
 def test_ports(text: str, first: int, last: int) -> None:
-    found = addresses.parse_ports(text)
-    assert (found[0], found[-1]) == (first, last)
+    ports = addresses.parse_ports(text)
+    assert (ports[0], ports[-1]) == (first, last)
 
 
 @pytest.mark.parametrize(
@@ -140,14 +140,14 @@ def test_numbers() -> None:
 
 
 def test_this_host() -> None:
-    (lo,) = (one for one in addresses.list_interfaces() if one.address == "127.0.0.1")
+    (lo,) = (face for face in addresses.list_interfaces() if face.address == "127.0.0.1")
     assert (lo.name, lo.up, lo.loopback) == ("lo", True, True)
     assert addresses.source_towards(["127.0.0.1"]) == "127.0.0.1"
     assert addresses.addresses_of("127.0.0.1") == ["127.0.0.1"]
     assert addresses.addresses_of(300 * "x") == []
     assert addresses.source_towards([]) is None
-    found, first, last = addresses.places("lo", "40000-40001", "127.0.0.1")
-    assert (found[0], first, last) == ("127.0.0.1", 40000, 40001)
+    address, first, last = addresses.places("lo", "40000-40001", "127.0.0.1")
+    assert (address[0], first, last) == ("127.0.0.1", 40000, 40001)
 
 
 # ---- how far another host is

@@ -78,8 +78,8 @@ class Lab:
 
     def look(self, host: int, interface: str) -> dict[str, Any]:
         words = ["ip", "-n", self.hosts.namespaces[host], "-s", "-j", "link", "show", "dev"]
-        found: dict[str, Any] = json.loads(tool(*words, interface))[0]
-        return found
+        entry: dict[str, Any] = json.loads(tool(*words, interface))[0]
+        return entry
 
     def carried(self, host: int, interface: str) -> int:
         """Bytes that have come to a host by an interface."""
@@ -107,14 +107,14 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
 
 def listened(answer: dict[str, Any]) -> dict[str, int]:
     """Where a rank listened, and at which port. The store listens everywhere: it is left out."""
-    found = {}
+    ports = {}
     for text in answer["listened"]:
         digits, port = text.split(":")
         words = [bytes.fromhex(digits[i : i + 8])[::-1] for i in range(0, len(digits), 8)]
         address = ipaddress.ip_address(b"".join(words))
         if not address.is_unspecified:
-            found[str(address)] = int(port, 16)
-    return found
+            ports[str(address)] = int(port, 16)
+    return ports
 
 
 def good(answers: list[dict[str, Any]]) -> None:

@@ -14,15 +14,15 @@ import os, socket, torch, torch.distributed as dist
 rank = 1 if os.fork() == 0 else 0
 dist.init_process_group("ringcomm", init_method="file://FOLDER/store", rank=rank, world_size=2)
 dist.all_reduce(torch.ones(1000))
-found = set()
+names = set()
 for name in os.listdir("/proc/self/fd"):
     try:
-        one = socket.socket(fileno=os.dup(int(name)))
-        found.add(one.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16).split(bytes(1))[0])
-        one.detach()
+        link = socket.socket(fileno=os.dup(int(name)))
+        names.add(link.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16).split(bytes(1))[0])
+        link.detach()
     except OSError:
         continue
-print(f"rank {rank}: {sorted(found)}\\n", end="", flush=True)
+print(f"rank {rank}: {sorted(names)}\\n", end="", flush=True)
 dist.barrier()
 if rank == 0: os.wait()
 """

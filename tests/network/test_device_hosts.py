@@ -28,7 +28,7 @@ from pathlib import Path
 folder = Path(sys.argv[1])
 dist.init_process_group("ringcomm")
 me, size = dist.get_rank(), dist.get_world_size()
-COUNT = 5 * (1 << 20) // 4 * 2 + 13  # of float32: 10 MiB and some
+COUNT = 5 * (1 << 20) // 4 * 2 + 13  # float32: 10 MiB and some
 places = torch.arange(COUNT) % 1000
 whole, total = places.float(), size * (size + 1) // 2
 stop, number = torch.zeros(1), 0
@@ -44,27 +44,27 @@ while stop[0] == 0:
     assert me != root or torch.equal(tensor, whole * size + total - size), "reduce"
     part, parts = whole[: COUNT // size] + me, torch.empty(COUNT // size * size)
     dist.all_gather_into_tensor(parts, part)
-    every = torch.cat([whole[: COUNT // size] + each for each in range(size)])
+    every = torch.cat([whole[: COUNT // size] + peer for peer in range(size)])
     assert torch.equal(parts, every), "all_gather"
     dist.reduce_scatter_tensor(part, every + me)
     mine = whole[: COUNT // size] + me
     assert torch.equal(part, mine * size + total - size), "reduce_scatter"
     dist.scatter(part, list((every + 1).chunk(size)) if me == root else None, root)
     assert torch.equal(part, mine + 1), "scatter"
-    found = [torch.empty_like(part) for _ in range(size)] if me == root else None
-    dist.gather(part, found, root)
-    assert found is None or torch.equal(torch.cat(found), every + 1), "gather"
+    gathered = [torch.empty_like(part) for _ in range(size)] if me == root else None
+    dist.gather(part, gathered, root)
+    assert gathered is None or torch.equal(torch.cat(gathered), every + 1), "gather"
     dist.all_to_all_single(parts, every + 1000 * me)
-    for each, got in enumerate(parts.chunk(size)):
-        assert torch.equal(got, mine + 1000 * each), "all_to_all"
+    for peer, got in enumerate(parts.chunk(size)):
+        assert torch.equal(got, mine + 1000 * peer), "all_to_all"
     far = lambda a: (a + 1 + number) % size  # to which rank `a` sends much, if 0 most
     sent = [[COUNT // 2 // (1 + a) if b == far(a) else 7 * b for b in range(size)]
             for a in range(size)]
     got = [row[me] for row in sent]
     parts = torch.empty(sum(got))
     dist.all_to_all_single(parts, whole[: sum(sent[me])] + 1000 * me, got, sent[me])
-    each = [whole[: sum(row)].split(row)[me] + 1000 * a for a, row in enumerate(sent)]
-    assert torch.equal(parts, torch.cat(each)), "uneven all_to_all"
+    rows = [whole[: sum(row)].split(row)[me] + 1000 * a for a, row in enumerate(sent)]
+    assert torch.equal(parts, torch.cat(rows)), "uneven all_to_all"
     number += 1
     (folder / f"round{number}-{me}").touch()
     if "DIE" in os.environ: continue

@@ -122,7 +122,7 @@ def test_packets_are_lost(tmp_path: Path, loss: float) -> None:
 
 
 def test_connections_are_reset_and_a_host_is_silent(tmp_path: Path) -> None:
-    """Nothing is lost by it: what was under way is sent again."""
+    """Nothing is lost by it: bytes under way are sent again."""
     script = tmp_path / "program.py"
     script.write_text(ROUNDS)
     with Hosts(2, far=Wan(300, 25)) as hosts:

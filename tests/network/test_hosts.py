@@ -91,9 +91,9 @@ def pair() -> Iterator[Pair]:
 def here() -> set[str]:
     """Return the traces of this process's hosts that can be seen from outside."""
     tag = namespaces.own_name(0)[:-1]
-    found = namespaces.tool("ip", "netns", "list").split()
-    found += [path.name for path in Path(tempfile.gettempdir()).iterdir()]
-    return {name for name in found if name.startswith(tag)}
+    names = namespaces.tool("ip", "netns", "list").split()
+    names += [path.name for path in Path(tempfile.gettempdir()).iterdir()]
+    return {name for name in names if name.startswith(tag)}
 
 
 def ended(pid: int) -> bool:
@@ -171,7 +171,7 @@ def test_a_firewall_rejects_for_a_while(pair: Pair, host: int) -> None:
 
 @contextlib.contextmanager
 def in_thread(body: Callable[[], None]) -> Iterator[None]:
-    """Run it meanwhile; what it raises is raised at the end."""
+    """Run it meanwhile, and raise its error at the end."""
     raised: list[BaseException] = []
 
     def run() -> None:

@@ -52,7 +52,7 @@ def test_a_rank_pays_for_the_peers_that_it_talks_to() -> None:
     """With a twin of every peer's whole memory, each of 16 ranks would take 1.2 GiB."""
     with ranks(16, backend=None) as some:
         taken = some(work, 16)
-    print([[step // MIB for step in each] for each in taken])
+    print([[step // MIB for step in steps] for steps in taken])
     assert max(first for first, _ in taken) < 300 * MIB, taken
     assert max(last for _, last in taken) < 512 * MIB, taken
 
@@ -62,7 +62,7 @@ def add_up(_: Rank, data: torch.Tensor) -> None:
 
 
 def receive(rank: Rank, data: torch.Tensor) -> None:
-    """Rank 0 writes nothing: what it lacks is memory for what the others send."""
+    """Rank 0 writes nothing: it lacks memory for the bytes that the others send."""
     if rank.index == 0:
         dist.recv(data, 1)
     elif rank.index == 1:
@@ -80,19 +80,19 @@ def run_short(rank: Rank, call: Call) -> tuple[str, str]:
     data = torch.ones(4 * MIB)
     if rank.index == 0:
         allow(MIB // 2)
-    found = error_of(lambda: call(rank, data))
+    error = error_of(lambda: call(rank, data))
     _, hard = resource.getrlimit(resource.RLIMIT_AS)
     resource.setrlimit(resource.RLIMIT_AS, (hard, hard))
-    return found
+    return error
 
 
 @pytest.mark.parametrize("call", [add_up, receive])
 def test_a_rank_without_memory_for_a_peer_says_so(call: Call) -> None:
     """It reads from the network and cannot keep what comes: all learn why, long before a limit."""
     with ranks(4, backend=None) as some:
-        found = some(run_short, call)
+        errors = some(run_short, call)
         some.kill()
-    for index, (_, text) in enumerate(found):
+    for index, (_, text) in enumerate(errors):
         lack = r"reserving \d+ bytes of addresses for rank \d of another host .*: Cannot allocate"
-        assert re.search(lack, text), found
-        assert index == 0 or "rank 0 failed" in text, found
+        assert re.search(lack, text), errors
+        assert index == 0 or "rank 0 failed" in text, errors

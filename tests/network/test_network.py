@@ -1,4 +1,4 @@
-"""Ranks on several hosts: right results. What may happen to them is in the fault table."""
+"""Ranks on several hosts: right results. The fault table has what may happen to them."""
 
 from __future__ import annotations
 

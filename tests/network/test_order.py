@@ -21,7 +21,7 @@ def symmetric(count: int, draw: random.Random, low: float, high: float) -> Matri
 
 
 def inverse(rate: Matrix) -> Matrix:
-    return [[1 / max(one, 1e-9) for one in row] for row in rate]
+    return [[1 / max(bandwidth, 1e-9) for bandwidth in row] for row in rate]
 
 
 def quality(ring: list[int], latency: Matrix, rate: Matrix, best: float) -> tuple[bool, float]:
@@ -38,8 +38,8 @@ def test_the_order_of_few_hosts_is_the_best_of_all(count: int) -> None:
         assert sorted(ring) == list(range(count))
         assert ring[0] == 0
         every = [[0, *rest] for rest in itertools.permutations(range(1, count))]
-        best = min(slowest(one, inverse(rate)) for one in every)
-        least = min(quality(one, latency, rate, best) for one in every)
+        best = min(slowest(way, inverse(rate)) for way in every)
+        least = min(quality(way, latency, rate, best) for way in every)
         assert quality(ring, latency, rate, best) == pytest.approx(least)
 
 

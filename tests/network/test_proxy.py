@@ -48,11 +48,11 @@ class Peer:
 
 @contextlib.contextmanager
 def peer(answer: bytes = b"") -> Iterator[Peer]:
-    one = Peer(answer)
+    server = Peer(answer)
     try:
-        yield one
+        yield server
     finally:
-        one.close()
+        server.close()
 
 
 def read_all(connection: socket.socket) -> tuple[bytes, str]:

@@ -9,7 +9,7 @@ from conftest import OVER_TCP, run_again
 
 WHOLE = ["backend", "messages", "contract", "failures", "faults", "departures", "init", "common"]
 WHOLE += ["collectives", "ddp", "torch_suite"]
-CASES: list[Any] = [("collectives", "[3")]  # of 3 ranks
+CASES: list[Any] = [("collectives", "[3")]  # with 3 ranks
 CASES += [pytest.param(name, "", marks=pytest.mark.slow) for name in WHOLE]
 
 

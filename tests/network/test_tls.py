@@ -103,7 +103,7 @@ def on_the_wire(folder: Path, env: dict[str, str]) -> bytes:
     """All that passes while two ranks send tensors with the mark."""
     file = folder / "capture"
     with Hosts(2) as hosts:
-        # A packet for each piece: what is captured is whole, and each shows what it has.
+        # A packet for each piece: the capture is whole, and each piece shows in it.
         capture = hosts.start(1, [sys.executable, "-c", CAPTURE, file])
         deadline = time.monotonic() + limit(20)
         while not Path(f"{file}.begun").exists():
@@ -222,9 +222,9 @@ for number in range(ROUNDS):
             got, wanted = got[:1], [[20.0 * number + 1]]
             if call is reduce and rank != root: continue
         for peer in range(size):
-            one = call in (broadcast, scatter, send, isend)
-            if call in SUMS and peer > 0 or one and peer != root: continue
-            if one and call is not scatter and rank == root: continue
+            rooted = call in (broadcast, scatter, send, isend)
+            if call in SUMS and peer > 0 or rooted and peer != root: continue
+            if rooted and call is not scatter and rank == root: continue
             if call is gather and rank != root: continue
             text = f"{call.__name__} of round {number}: {got[peer]} for {wanted[peer]}"
             assert got[peer] == wanted[peer], text
@@ -301,7 +301,7 @@ def test_a_certificate_of_another_authority(tmp_path: Path) -> None:
     stranger = {**theirs.variables("host1"), "RINGCOMM_TLS_CA": str(tmp_path / "ours.pem")}
     texts = told([ours.variables("host0"), stranger])
     said = "its certificate is refused", "it refuses the certificate of RINGCOMM_TLS_CERT"
-    assert any(any(each in text for each in said) for text in texts), texts
+    assert any(any(words in text for words in said) for text in texts), texts
 
 
 @pytest.mark.parametrize(

@@ -130,8 +130,8 @@ def test_a_plan_of_the_file_goes_by_sites(
 
 
 def results(rank: int, size: int, group: Any = None) -> dict[str, list[float]]:
-    """What collectives of several sizes give that is equal on all ranks; the rest is checked."""
-    found, last = {}, size - 1
+    """Return results that are equal on all ranks, of several sizes; the rest is checked."""
+    by_call, last = {}, size - 1
     for count in SIZES:
         mine = torch.arange(count) / 7 + rank
         total = torch.arange(count) * (size / 7) + sum(range(size))
@@ -161,8 +161,8 @@ def results(rank: int, size: int, group: Any = None) -> dict[str, list[float]]:
         dist.all_to_all_single(swapped, torch.full((size,), float(rank)), group=group)
         assert swapped.tolist() == list(range(size))
         dist.barrier(group)
-        found[f"all_reduce {count}"] = whole.tolist()
-    return found
+        by_call[f"all_reduce {count}"] = whole.tolist()
+    return by_call
 
 
 def begin(rank: Rank, file: Path | None, log: Path, host: str) -> Path:
@@ -205,8 +205,8 @@ def test_results_are_equal_on_all_ranks(
         file.write_text(json.dumps(file_of(sites, reverse)))
     with ranks(len(sites or [0] * 4), backend=None) as some:
         answers = some(run_all, file, tmp_path)
-    for found, log in answers:
-        assert found == answers[0][0]
+    for own, log in answers:
+        assert own == answers[0][0]
         assert "first operation: all_reduce #1" in log
         assert ("several hosts at each of several sites" in log) == levels, log
 
@@ -218,8 +218,8 @@ def test_a_host_that_the_file_lacks_is_named(tmp_path: Path) -> None:
         answers = four(run_all, file, tmp_path, 2)
     told = "the file of RINGCOMM_COSTS has no host 'elsewhere', or two hosts have that name"
     assert [log.count(told) for _, log in answers] == [1, 0, 0, 0], answers[0][1]
-    for found, log in answers:
-        assert found == answers[0][0]
+    for own, log in answers:
+        assert own == answers[0][0]
         assert "several sites" not in log
 
 
@@ -319,9 +319,9 @@ def test_a_job_by_sites_sends_less(tmp_path: Path, site_of: list[int], sites: st
         file.write_text(json.dumps({name: body[name] for name in ("memory", "network")}))
         by_sites = {"RINGCOMM_COSTS": str(file), "RINGCOMM_LOG": "info", **place}
         job = hosts.run_ranks([sys.executable, script], env=by_sites, timeout=limit(40))
-    found = re.search("sites: (.*)", tuned[0].output)
-    assert found, (tuned[0].output, body["latency"])
-    told = sorted(sorted(site.split()) for site in found[1].replace("host", "").split("; "))
+    match = re.search("sites: (.*)", tuned[0].output)
+    assert match, (tuned[0].output, body["latency"])
+    told = sorted(sorted(site.split()) for site in match[1].replace("host", "").split("; "))
     assert told == [site.split() for site in sites.split("; ")]  # in either direction
     assert body["names"] == ["host0", "host1", "host2", "host3"]
     far = site_of.index(1)
@@ -329,14 +329,14 @@ def test_a_job_by_sites_sends_less(tmp_path: Path, site_of: list[int], sites: st
     assert body["latency"][0][3 - far] < 1e-3
     assert body["rate"][0][far] < 100e6 / 8 < body["rate"][0][3 - far]
     assert body["far"]["beta"] > body["near"]["beta"]
-    for one in job:
-        assert one.returncode == 0, one.output
-        assert "several hosts at each of several sites" in one.output
-    assert len({one.output.splitlines()[-1] for one in job}) == 1
-    told_by = [json.loads(one.output.splitlines()[-2]) for one in job]
+    for process in job:
+        assert process.returncode == 0, process.output
+        assert "several hosts at each of several sites" in process.output
+    assert len({process.output.splitlines()[-1] for process in job}) == 1
+    told_by = [json.loads(process.output.splitlines()[-2]) for process in job]
     print(told_by[0])
     sent = {name: max(rank[name]["sent"] for rank in told_by) for name in ("ring", "sites")}
-    assert 1.5 < sent["ring"] < 1.8, sent  # of the message, and headers
+    assert 1.5 < sent["ring"] < 1.8, sent  # times the message, and headers
     assert 0.5 < sent["sites"] < 0.7, sent
 
 
@@ -349,7 +349,7 @@ def test_thirty_two_hosts_take_half_a_minute(tmp_path: Path) -> None:
         tuned = hosts.run_ranks(tune, env={"PYTHONPATH": str(ROOT)}, timeout=limit(300))
     assert tuned[0].returncode == 0, tuned[0].output
     print(tuned[0].output)
-    found = re.search(r"496 pairs in ([\d.]+) s", tuned[0].output)
-    assert found, tuned[0].output
-    assert float(found[1]) <= claim(30)
+    match = re.search(r"496 pairs in ([\d.]+) s", tuned[0].output)
+    assert match, tuned[0].output
+    assert float(match[1]) <= claim(30)
     assert len(json.loads(file.read_text())["names"]) == 32

@@ -14,13 +14,13 @@ from conftest import Run
 from lab import ROOT
 from lab.ranks import Rank, error_of, join, ranks
 from lab.simulated_plans import seconds
-from ringcomm import _C
+from ringcomm import _planner
 from ringcomm.__main__ import main
 from ringcomm._network import costs
 from ringcomm._network.costs import Costs
 
 LAN = Costs(20e-6, 1e-9, 0.05e-9)
-ANY_SIZE = _C.LIMITS["any_size"]
+ANY_SIZE = _planner.LIMITS["any_size"]
 # The collective whose limit is the algorithm's, and whether that is the limit of a shard.
 LIMITED = {
     "doubling": ("all_reduce", False),
@@ -36,8 +36,8 @@ def table(count: int, text: str = "", local: int = 1) -> dict[tuple[str, str], i
     """The limits of rows that need no hosts, in bytes, by collective and algorithm."""
     return {
         (row["collective"], row["algorithm"]): row["limit"]
-        for row in _C.selection(count, text, local)
-        if row["limit"] != _C.LIMITS["any_size"] and row["needs"] in ("", "few", "many")
+        for row in _planner.selection(count, text, local)
+        if row["limit"] != _planner.LIMITS["any_size"] and row["needs"] in ("", "few", "many")
     }
 
 
@@ -64,7 +64,7 @@ def test_limits_follow_the_costs(name: str) -> None:
         assert slow == sorted(slow), count
         assert wide == sorted(wide), count
         if name == "tree":  # a chain has a segment in each rank before its last one has any
-            slot = _C.LIMITS["slot_bytes"]
+            slot = _planner.LIMITS["slot_bytes"]
             assert slow[0] >= slot * (count - 2) // (count - 1).bit_length()
         else:
             assert slow[0] < 1024, count
@@ -76,12 +76,12 @@ def test_limits_follow_the_costs(name: str) -> None:
 def test_the_plans_cross_at_the_limit(name: str, count: int) -> None:
     """By the simulation: below the limit the algorithm is faster than the next one, beyond slower.
 
-    The table takes what comes from all ranks at once to lose a tenth, which links do not. What a
-    tree's root sends at once shares its link here, and takes turns by the table: that is slower.
+    The table assumes that bytes from all ranks at once lose a tenth, and links lose none. A tree's
+    root sends at once over its link here, and in turns by the table: that is slower.
     """
     collective, shard = LIMITED[name]
     limit, whole = limit_of(name, LAN, count), count if shard else 1
-    rows = [row for row in _C.selection(count, str(LAN)) if row["collective"] == collective]
+    rows = [row for row in _planner.selection(count, str(LAN)) if row["collective"] == collective]
     beyond = next(
         row["algorithm"]
         for row in rows
@@ -90,7 +90,7 @@ def test_the_plans_cross_at_the_limit(name: str, count: int) -> None:
     assert beyond != name
     for factor in (0.5 if name == "tree" else 0.6, 2.2):
         size = int(limit * factor) // 64 * 64 * whole
-        crowd = 1 + _C.INCAST if name == "pairwise" else 1
+        crowd = 1 + _planner.INCAST if name == "pairwise" else 1
         mine = seconds(
             collective, name, size, count, count, LAN._replace(beta=LAN.beta * crowd)
         )  # fmt: skip
@@ -107,13 +107,13 @@ def test_the_plans_cross_at_the_limit(name: str, count: int) -> None:
         ("alpha -1e-5 beta 1e-9 gamma 1e-10", "alpha"),
         ("alpha nan beta 1e-9 gamma 1e-10", "alpha"),
         ("alpha 1e-5 beta inf gamma 1e-10", "beta"),
-        ("alpha 1e-5 beta 1e-9 gamma 1e-10s", "alpha"),  # of a site
+        ("alpha 1e-5 beta 1e-9 gamma 1e-10s", "alpha"),  # a site's
         ("alpha 1e-5 beta 1e-9 gamma 1e-10 alpha 1e-5 beta 1e-9 gamma 1e-10", "alpha"),
     ],
 )
 def test_costs_that_are_none(text: str, name: str) -> None:
     with pytest.raises(ValueError, match=f"^costs need a positive number of seconds after {name}$"):
-        _C.selection(4, text)
+        _planner.selection(4, text)
 
 
 # ---- a job

@@ -88,8 +88,8 @@ def ranks(place: tuple[int, int, Hosts | None], cpp_program: Program) -> Place:
 
 def accused(text: str) -> set[int]:
     """The ranks for which an error says that it waited."""
-    found = re.search(r"waiting for ranks? ([\d, ]+)", text)
-    return set(map(int, found[1].rstrip(", ").split(", "))) if found else set()
+    match = re.search(r"waiting for ranks? ([\d, ]+)", text)
+    return set(map(int, match[1].rstrip(", ").split(", "))) if match else set()
 
 
 # ---- results
@@ -156,7 +156,7 @@ def test_groups_of_some_ranks(ranks: Place) -> None:
 @anywhere
 def test_idle_groups_wake_nobody(ranks: Place) -> None:
     answer = ranks.works("--no-checks", "--idle", 8)
-    assert answer.most("total") < 150  # of a process: the network thread looks 100 times a second
+    assert answer.most("total") < 150  # per process: the network thread looks 100 times a second
 
 
 # ---- failures
@@ -167,7 +167,7 @@ def test_idle_groups_wake_nobody(ranks: Place) -> None:
 def test_a_killed_rank_is_named_by_all(ranks: Place, who: str) -> None:
     victim = {"first": 0, "middle": ranks.middle, "last": ranks.count - 1}[who]
     answer = ranks.works("--no-checks", "--kill", victim)
-    assert sum(len(one["ranks"]) for one in answer.heard) == ranks.count - 1
+    assert sum(len(error["ranks"]) for error in answer.heard) == ranks.count - 1
     assert answer.most("heard_after") < claim(1)
     assert answer.most("left_after") < claim(2)
 
@@ -175,7 +175,7 @@ def test_a_killed_rank_is_named_by_all(ranks: Place, who: str) -> None:
 @anywhere
 def test_a_mismatch_is_told_to_all(ranks: Place) -> None:
     answer = ranks.works("--no-checks", "--mismatch", ranks.middle)
-    assert sum(len(one["ranks"]) for one in answer.heard) == ranks.count
+    assert sum(len(error["ranks"]) for error in answer.heard) == ranks.count
     assert answer.most("heard_after") < claim(1)
 
 
@@ -183,17 +183,17 @@ def test_a_mismatch_is_told_to_all(ranks: Place) -> None:
 def test_a_rank_that_calls_nothing_is_named_by_all(ranks: Place) -> None:
     answer = ranks.works("--no-checks", "--missing", ranks.middle)
     assert answer.most("heard_after") < claim(1)  # after the timeout
-    for one in answer.heard:
-        assert accused(one["text"]) == {ranks.middle}, one
+    for error in answer.heard:
+        assert accused(error["text"]) == {ranks.middle}, error
 
 
 @anywhere
 def test_a_rank_that_never_starts_is_named_by_all(ranks: Place) -> None:
     answer = ranks.works("--absent", ranks.middle, "--timeout", 3)
     assert answer.most("heard_after") < claim(1)
-    (one,) = answer.heard
-    assert len(one["ranks"]) == ranks.count - 1
-    assert f"waiting for rank {ranks.middle} of {ranks.count}, which has not joined" in one["text"]
+    (told,) = answer.heard
+    assert len(told["ranks"]) == ranks.count - 1
+    assert f"waiting for rank {ranks.middle} of {ranks.count}, which has not joined" in told["text"]
 
 
 # ---- bad input
@@ -203,7 +203,7 @@ def refused(answer: wide.Answer) -> str:
     """All ranks end, in the same words or with those of the first one."""
     assert not answer.ok
     assert answer.errors, answer.brief()
-    texts = [one["text"] for one in answer.errors]
+    texts = [error["text"] for error in answer.errors]
     assert not any("did not end" in text or "ended with" in text for text in texts), texts
     return texts[0] if len(texts) == 1 else "; ".join(texts)
 
@@ -254,6 +254,7 @@ def test_a_store_that_loses_its_connection(ranks: Place) -> None:
     answer = ranks.run("--only", "all_reduce", "--store-loss", ranks.middle)
     if not answer.ok:
         assert "the connection to the store was lost" in refused(answer)
-        others = [one for one in answer.errors if one["ranks"] != [ranks.middle]]
-        for one in others:
-            assert f"rank {ranks.middle} failed: the connection to the store" in one["text"], one
+        others = [error for error in answer.errors if error["ranks"] != [ranks.middle]]
+        for error in others:
+            wanted = f"rank {ranks.middle} failed: the connection to the store"
+            assert wanted in error["text"], error

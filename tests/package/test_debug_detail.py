@@ -27,11 +27,11 @@ from ringcomm.compression import hooks
 
 
 def backend(rank: Rank) -> None:
-    found = ringcomm.backend_of()
-    assert type(found).__module__ == "ringcomm._C", type(found)
-    assert found.flight_record()[-1]["operation"].startswith("all_reduce")
-    assert found.options.flows
-    assert found.get_error().name == "SUCCESS"
+    ours = ringcomm.backend_of()
+    assert type(ours).__module__ == "ringcomm._C", type(ours)
+    assert ours.flight_record()[-1]["operation"].startswith("all_reduce")
+    assert ours.options.flows
+    assert ours.get_error().name == "SUCCESS"
 
 
 def figures(rank: Rank) -> None:
@@ -134,9 +134,9 @@ def test_a_group_of_torchft() -> None:
 def test_one_function_finds_the_backend() -> None:
     """Elsewhere `_get_backend()` would be the wrapper. Its other uses are about torch's objects."""
     here = {Path("ringcomm/_runtime/backend.py")}
-    found = {
+    users = {
         path.relative_to(ROOT)
         for path in [*(ROOT / "ringcomm").rglob("*.py"), *(ROOT / "docs").rglob("*.md")]
         if re.search(r"_get_backend\(", path.read_text())
     }
-    assert found - {Path("ringcomm/_runtime/groups.py")} <= here
+    assert users - {Path("ringcomm/_runtime/groups.py")} <= here

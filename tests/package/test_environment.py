@@ -49,7 +49,7 @@ print(json.dumps([run(*case) for case in json.load(open("cases"))]))
 """
 
 
-def each(python: Run, tmp_path: Path, cases: list[tuple[dict[str, str], str]]) -> list[list[str]]:
+def said(python: Run, tmp_path: Path, cases: list[tuple[dict[str, str], str]]) -> list[list[str]]:
     """Run every (environment, source); return what each wrote to stdout and to stderr."""
     (tmp_path / "cases").write_text(json.dumps(cases))
     result = python(EACH, TORCH_DEVICE_BACKEND_AUTOLOAD="0", GLOO_SOCKET_IFNAME="lo")
@@ -115,7 +115,7 @@ def test_every_way_to_ask_for_gloo(python: Run, tmp_path: Path) -> None:
         "None": "undefined cpu:gloo",
     }
     cases = [({"RINGCOMM_AS": "gloo"}, source.format(way)) for way in ways]
-    for answer, words in zip(each(python, tmp_path, cases), ways.values(), strict=True):
+    for answer, words in zip(said(python, tmp_path, cases), ways.values(), strict=True):
         assert answer == [f"{OURS} {words} custom\n", SERVED]
 
 
@@ -144,7 +144,7 @@ def test_what_is_left_to_others(python: Run, tmp_path: Path) -> None:
             print(who())
             dist.destroy_process_group()
     """
-    answers = each(
+    answers = said(
         python,
         tmp_path,
         [
@@ -169,7 +169,7 @@ def test_debugging_and_logging(python: Run, tmp_path: Path) -> None:
     """
     levels = {"debug": SERVED, "info": SERVED, "warning": "", "error": "", "off": ""}
     cases = [({"RINGCOMM_AS": "gloo", "RINGCOMM_LOG": level}, "start('gloo')") for level in levels]
-    answers = each(python, tmp_path, [({"RINGCOMM_AS": "gloo"}, detail), *cases])
+    answers = said(python, tmp_path, [({"RINGCOMM_AS": "gloo"}, detail), *cases])
     assert answers[0] == [f"{OURS} gloo custom\n", SERVED]
     for (_, stderr), line in zip(answers[1:], levels.values(), strict=True):
         assert stderr.count(SERVED) == bool(line)
@@ -210,12 +210,12 @@ def test_the_default_of_a_device(python: Run, tmp_path: Path) -> None:
         "cuda, cpu": (OURS, OURS),
     }
     cases = [({"RINGCOMM_DEFAULT": value}, source) for value in defaults]
-    for answer, (cpu, cuda) in zip(each(python, tmp_path, cases), defaults.values(), strict=True):
+    for answer, (cpu, cuda) in zip(said(python, tmp_path, cases), defaults.values(), strict=True):
         assert answer == [f"{cpu} {cuda}\n{cpu}\n", ""]
 
 
 def test_with_an_accelerator_both_parts_are_ours(python: Run, tmp_path: Path) -> None:
-    """Of itself torch makes the accelerator's part alone; tensors of the CPU have none."""
+    """By itself torch makes only the accelerator's part; tensors of the CPU have none."""
     source = """if True:
         torch.cuda.device_count = lambda: 1  # as on a machine that has one
         torch._C._get_accelerator = lambda: torch.device("cuda")
@@ -223,7 +223,7 @@ def test_with_an_accelerator_both_parts_are_ours(python: Run, tmp_path: Path) ->
         cuda = dist.group.WORLD._get_backend(torch.device("cuda"))
         print(who(), dist.get_backend_config(), cuda.name())
     """
-    (answer,) = each(python, tmp_path, [({"RINGCOMM_DEFAULT": "cpu,cuda"}, source)])
+    (answer,) = said(python, tmp_path, [({"RINGCOMM_DEFAULT": "cpu,cuda"}, source)])
     assert answer == [f"{OURS} cuda:ringcomm {OURS}\n", ""]
 
 
@@ -267,6 +267,6 @@ def test_an_unknown_value_is_refused(python: Run, tmp_path: Path) -> None:
         ("RINGCOMM_DEFAULT", "cpu,"): default,
     }
     cases = [({name: value}, source) for name, value in wrong]
-    answers = each(python, tmp_path, cases)
+    answers = said(python, tmp_path, cases)
     for answer, ((name, value), words) in zip(answers, wrong.items(), strict=True):
         assert answer == [f"{name}={value} {words}\n", ""]

@@ -75,9 +75,9 @@ def play(run: Run, python: Path, folder: Path, script: str, way: Way) -> re.Matc
     """Run a script to its end; return its last word."""
     result = start(run, python, folder, script, way)
     assert result.returncode == 0, result.stdout + result.stderr
-    found = LINE.search(result.stdout)
-    assert found, result.stdout
-    return found
+    match = LINE.search(result.stdout)
+    assert match, result.stdout
+    return match
 
 
 def start(

@@ -92,7 +92,7 @@ CASES: dict[str, tuple[str, int, list[str], str]] = {
 }
 OTHERS = {"train_digits", "spawn", "meet", "two_jobs", "elastic"}  # tested otherwise
 NOT_RUN = {"ray_train", "elastic_ray"}  # Ray is no requirement of ours
-each = pytest.mark.parametrize("case", CASES)
+for_cases = pytest.mark.parametrize("case", CASES)
 
 
 def test_every_example_is_named() -> None:
@@ -162,7 +162,7 @@ def play_on_ranks(
     return codes, "".join(printed).splitlines()
 
 
-@each
+@for_cases
 def test_example(case: str, tmp_path: Path) -> None:
     name, size, arguments, last = CASES[case]
     codes, lines = play_on_ranks(tmp_path, size, name, arguments)
@@ -268,7 +268,7 @@ def test_an_unknown_way_to_meet_is_refused(run: Run) -> None:
 
 
 @pytest.mark.slow
-@each
+@for_cases
 @pytest.mark.parametrize("backend", ["ringcomm", "gloo"])
 def test_example_by_torchrun(case: str, backend: str, torchrun: Run) -> None:
     name, size, arguments, last = CASES[case]

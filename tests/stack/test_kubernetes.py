@@ -52,8 +52,8 @@ class Pods:
         self.hosts, self.folder = hosts, folder
 
     def start(self, place: int, container: dict[str, Any]) -> Started:
-        """Start a pod; what it prints is added to the file `out`."""
-        variables = {each["name"]: each.get("value", "of a secret") for each in container["env"]}
+        """Start a pod, and add its output to the file `out`."""
+        variables = {entry["name"]: entry.get("value", "of a secret") for entry in container["env"]}
         settings = {"PATH": f"{sys.prefix}/bin:{os.environ['PATH']}", "OMP_NUM_THREADS": "1"}
         settings |= {"RES_OPTIONS": "timeout:1 attempts:1", **variables}
         words = [*container["command"], *container.get("args", [])]
@@ -63,8 +63,8 @@ class Pods:
 
     def send(self, place: int, word: str, number: signal.Signals) -> None:
         """Send a signal to the process of a pod whose command line begins with a word."""
-        found = processes(self.hosts.namespaces[place], word)
-        for pid in found:
+        pids = processes(self.hosts.namespaces[place], word)
+        for pid in pids:
             line = Path(f"/proc/{pid}/cmdline").read_bytes()
             if line.startswith(word.encode() + b"\0"):
                 os.kill(pid, number)

@@ -1,4 +1,4 @@
-"""Tensor and pipeline parallelism over ringcomm: what they compute is Gloo's.
+"""Tensor and pipeline parallelism over ringcomm: the results are Gloo's.
 
 Each program also compares itself with one process that does the whole work, so that the two
 backends cannot be wrong alike.
@@ -70,7 +70,7 @@ class Attention(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         parts = (f(x).unflatten(-1, (-1, 4)).transpose(1, 2) for f in (self.q, self.k, self.v))
-        mixed = nn.functional.scaled_dot_product_attention(*parts)  # of the heads that are here
+        mixed = nn.functional.scaled_dot_product_attention(*parts)  # for the heads that are here
         return self.out(mixed.transpose(1, 2).flatten(2))
 
 

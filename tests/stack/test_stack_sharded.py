@@ -270,7 +270,7 @@ def sharded(rank: Rank, variant: str, hybrid: bool = False, factor: float = 4) -
         fsdp.fully_shard(module, mesh=mesh, **FSDP2.get(variant, {}))
         if "divide" in variant:  # by PREMUL_SUM; by AVG where it is the size
             module.set_gradient_divide_factor(factor)
-        # Gloo has no PREMUL_SUM: there, what has been summed is divided.
+        # Gloo has no PREMUL_SUM: there, the sum is divided.
         if variant == "sum_only" or (variant == "divide" and dist.get_backend() == "gloo"):
             module.set_force_sum_reduction_for_comms(True)
         if variant == "prefetch":
@@ -367,7 +367,7 @@ def test_fsdp2_spreads_a_state(pairs: dict[int, Pair]) -> None:
 
 def gather_shards(rank: Rank) -> State:
     """Without a GPU it is to choose the CPU, where others look for a device of the group's."""
-    placements = [f"rank:{one}/cpu" for one in range(rank.size)]
+    placements = [f"rank:{r}/cpu" for r in range(rank.size)]
     whole = sharded_tensor.rand(ChunkShardingSpec(dim=0, placements=placements), 6, 3)
     torch.manual_seed(rank.index)
     for shard in whole.local_shards():

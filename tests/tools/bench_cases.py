@@ -1,4 +1,4 @@
-"""What `ringcomm bench` could have measured, made up by formulas: for the tests of its pages."""
+"""Figures that `ringcomm bench` could have measured, by formulas: for the tests of its pages."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ringcomm.tools.bench import cases, collectives, ddp
-from ringcomm.tools.bench.sample import Job, Sample
+from ringcomm.tools.bench.sample import Sample, Workload
 
 SIZES = [8 << (2 * i) for i in range(12)]  # 8 B to 32 MiB
 # Seconds a call, and seconds a byte.
@@ -37,25 +37,25 @@ def of_collectives(
     for count, name, size in itertools.product(ranks, names, SIZES):
         for in_place in cases.IN_PLACE[name]:
             form = cases.Form(in_place=in_place)
-            job = Job(name, cases.elements(name, size, count), count, form)
+            workload = Workload(name, cases.elements(name, size, count), count, form)
             for loaded, backend in itertools.product(loads, backends):
-                samples.append(sample(job, backend, loaded).facts())
+                samples.append(sample(workload, backend, loaded).facts())
     options = {"ranks": list(ranks), "rounds": 3, "seconds": 0.2, "device": "cpu",
                "backends": list(backends), "check": True}  # fmt: skip
     return {"benchmark": collectives.NAME, "machine": MACHINE, "options": options,
             "samples": samples}  # fmt: skip
 
 
-def sample(job: Job, backend: str, loaded: bool) -> Sample:
+def sample(workload: Workload, backend: str, loaded: bool) -> Sample:
     alpha, beta = COSTS[backend]
-    made = Sample(job, backend, loaded, wrong=0, calls=5)
-    seconds = (alpha + beta * job.size) * job.ranks**0.5 * (4 if loaded else 1)
+    made = Sample(workload, backend, loaded, wrong=0, calls=5)
+    seconds = (alpha + beta * workload.size) * workload.ranks**0.5 * (4 if loaded else 1)
     for noise in (1.0, 0.9, 1.3):
         made.add([seconds * noise] * 5)
     if backend == "ringcomm":
         ways = ["direct"] * 5 + ["doubling"] * 3 + ["ring"] * 4
-        made.algorithm = ways[min(11, max(0, (job.size // 8).bit_length() // 2))]
-        if job.size >= collectives.FEWEST_COPIED and not loaded:
+        made.algorithm = ways[min(11, max(0, (workload.size // 8).bit_length() // 2))]
+        if workload.size >= collectives.FEWEST_COPIED and not loaded:
             made.copies = [seconds * 0.7] * 3
     return made
 

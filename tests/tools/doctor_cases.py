@@ -1,4 +1,4 @@
-"""What a doctor could have found, made up: for the tests of its rules and of its page."""
+"""Evidence that a doctor could have found, made up: for the tests of its rules and of its page."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from ringcomm.tools.doctor.evidence import Evidence
 from ringcomm.tools.doctor.facts import Facts
 from ringcomm.tools.doctor.measure import Pair
 from ringcomm.tools.doctor.meeting import Reached
-from ringcomm.tools.doctor.probe import CONNECTED, Link
+from ringcomm.tools.doctor.probe import CONNECTED, Reachability
 
 STORE = "10.0.0.1:29500"
 
@@ -33,25 +33,25 @@ def facts(rank: int, host: int) -> Facts:
 
 def healthy(ranks: int = 4, per_host: int = 2) -> Evidence:
     """Make up a run in which nothing is wrong."""
-    found = Evidence(ranks, 0, {rank: facts(rank, rank // per_host) for rank in range(ranks)})
-    found.reached = Reached("10.0.0.1", 29500, ["10.0.0.1"], {STORE: CONNECTED})
-    found.own_store = found.met = True
-    for one in range(ranks):
+    evidence = Evidence(ranks, 0, {rank: facts(rank, rank // per_host) for rank in range(ranks)})
+    evidence.reached = Reached("10.0.0.1", 29500, ["10.0.0.1"], {STORE: CONNECTED})
+    evidence.own_store = evidence.met = True
+    for rank in range(ranks):
         for other in range(ranks):
-            if one == other:
+            if rank == other:
                 continue
-            local = one // per_host == other // per_host
-            link = found.links[one, other] = Link()
-            if local and one < other:
+            local = rank // per_host == other // per_host
+            link = evidence.links[rank, other] = Reachability()
+            if local and rank < other:
                 link.memory = "shared"
             elif not local:
-                link.answers, link.chosen = {found.ranks[other].addresses[0]: CONNECTED}, 0
-            if one < other:
-                rate = (4e9 if local else 1e9) * (1 + (one * 7 + other * 3) % 10 / 20)
-                pair = Pair((one, other), 8e-6 if local else 30e-6, rate, rate * 0.9)
+                link.answers, link.chosen = {evidence.ranks[other].addresses[0]: CONNECTED}, 0
+            if rank < other:
+                rate = (4e9 if local else 1e9) * (1 + (rank * 7 + other * 3) % 10 / 20)
+                pair = Pair((rank, other), 8e-6 if local else 30e-6, rate, rate * 0.9)
                 if not local:
                     pair.local, pair.remote = (
-                        found.ranks[rank].addresses[0].partition(":")[0] for rank in (one, other)
+                        evidence.ranks[r].addresses[0].partition(":")[0] for r in (rank, other)
                     )
-                found.pairs[one, other] = pair
-    return found
+                evidence.pairs[rank, other] = pair
+    return evidence

@@ -15,7 +15,7 @@ import pytest
 
 import ringcomm
 from lab import ROOT
-from ringcomm import _verifier
+from ringcomm import _planner
 from ringcomm.__main__ import main
 from ringcomm.algorithms import AlgorithmError, Counterexample, Shape, copy, reduce, send
 from ringcomm.algorithms.call import call_of
@@ -44,17 +44,17 @@ def prove(
 HALVES = ("all_reduce", "reduce_scatter", "all_gather")
 # The examples, their collectives, and whether they are for powers of two alone.
 CASES = [
-    *(("ring", one, False) for one in HALVES),
-    *(("ring:pipelined", one, False) for one in HALVES),
-    *(("halving_doubling", one, True) for one in HALVES),
-    *(("binomial_tree", one, False) for one in ("all_reduce", "broadcast", "reduce")),
-    *(("double_binary_trees", one, False) for one in ("all_reduce", "broadcast", "reduce")),
+    *(("ring", name, False) for name in HALVES),
+    *(("ring:pipelined", name, False) for name in HALVES),
+    *(("halving_doubling", name, True) for name in HALVES),
+    *(("binomial_tree", name, False) for name in ("all_reduce", "broadcast", "reduce")),
+    *(("double_binary_trees", name, False) for name in ("all_reduce", "broadcast", "reduce")),
     ("bruck:all_gather", "all_gather", False),
     ("bruck:all_to_all", "all_to_all", False),
     ("swing", "all_reduce", True),
     ("torus_2d", "all_reduce", False),
-    *(("pat", one, False) for one in ("reduce_scatter", "all_gather")),
-    *(("bine", one, True) for one in ("broadcast", "reduce")),
+    *(("pat", name, False) for name in ("reduce_scatter", "all_gather")),
+    *(("bine", name, True) for name in ("broadcast", "reduce")),
 ]
 
 
@@ -132,7 +132,7 @@ def test_hierarchical_sends_little_between_hosts() -> None:
 def test_long_messages_are_short_plans() -> None:
     call = call_of("all_reduce", 8, 64 * MIB, 8)
     scripts = schedule(example("ring"), call, 2)
-    text = _verifier.text((*call, _verifier.geometry(8, True)), 0, scripts.words[0])
+    text = _planner.text(call, _planner.geometry(8, True), 0, scripts.words[0])
     assert "passes" in text
     assert len(text.splitlines()) < 250
 
@@ -386,7 +386,7 @@ def test_former_names_work(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_damaged_scripts_are_refused() -> None:
     """Each word is looked at before it names a link, a message or a chunk."""
-    call, geometry = call_of("all_reduce", 4, 4096, 4), _verifier.geometry(4, False)
+    call, geometry = call_of("all_reduce", 4, 4096, 4), _planner.geometry(4, False)
     ring = load(f"{ROOT / 'examples' / 'algorithms' / 'ring.py'}:ring")
     words = schedule(ring, call, geometry[SLOTS]).words[1]
     chance, refused = random.Random(1), 0
@@ -394,7 +394,7 @@ def test_damaged_scripts_are_refused() -> None:
         damaged = list(words)
         damaged[chance.randrange(len(words))] = chance.choice([0, 1, 2, 5, 100, 300, 2**31, -1])
         try:
-            _verifier.text((*call, geometry), 1, damaged)
+            _planner.text(call, geometry, 1, damaged)
         except ValueError:  # nothing else comes, and no crash
             refused += 1
     assert refused > 1000

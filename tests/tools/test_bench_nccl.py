@@ -17,12 +17,12 @@ import torch
 from lab.limits import limit
 from ringcomm.__main__ import main
 from ringcomm.tools.bench import cases, command, nccl
-from ringcomm.tools.bench.sample import Job
+from ringcomm.tools.bench.sample import Workload
 
 
 def test_columns_are_those_of_nccl_tests() -> None:
-    job = Job("all_gather", 1 << 18, 2, cases.Form("float16"))
-    places = [job, replace(job, form=replace(job.form, in_place=True))]
+    workload = Workload("all_gather", 1 << 18, 2, cases.Form("float16"))
+    places = [workload, replace(workload, form=replace(workload.form, in_place=True))]
     samples = [bench_cases.sample(place, "gloo", False).facts() for place in places]
     title, above, head, units, line, wrong, mean, last = nccl.lines_of(samples)
     assert title == "# all_gather, gloo, 2 ranks"
@@ -41,8 +41,8 @@ def test_columns_are_those_of_nccl_tests() -> None:
 
 
 def test_what_torch_has_not_and_what_is_refused_is_not_available() -> None:
-    job = Job("broadcast", 256, 2, cases.Form(in_place=True))
-    sample = bench_cases.sample(job, "ringcomm", True)
+    workload = Workload("broadcast", 256, 2, cases.Form(in_place=True))
+    sample = bench_cases.sample(workload, "ringcomm", True)
     lines = list(nccl.lines_of([sample.facts()]))
     assert lines[0] == "# broadcast, ringcomm, 2 ranks, with busy cores"
     assert lines[4].split()[2:9] == ["float", "none", "0", "N/A", "N/A", "N/A", "N/A"]
@@ -70,8 +70,8 @@ def test_all_is_as_many_ranks_as_gpus_or_cores(monkeypatch: pytest.MonkeyPatch) 
             collectives=None,
         )
         command.look(options)
-        found: list[int] = options.ranks
-        return found
+        counts: list[int] = options.ranks
+        return counts
 
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 8)
     monkeypatch.setattr(os, "sched_getaffinity", lambda process: {0, 1, 2})

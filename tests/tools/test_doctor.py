@@ -24,14 +24,14 @@ DOCTOR = [sys.executable, "-m", "ringcomm", "doctor"]
 
 
 class Told:
-    """What the doctor of rank 0 said."""
+    """The findings of rank 0's doctor."""
 
     def __init__(self, results: list[RankResult], path: Path, wait: list[str]) -> None:
         self.results = results
         assert path.exists(), results
         self.json: dict[str, Any] = json.loads(path.read_text())
         self.findings = [
-            f"{each['severity']}: {each['sentence']}" for each in self.json["findings"]
+            f"{finding['severity']}: {finding['sentence']}" for finding in self.json["findings"]
         ]
         self.status = self.json["status"]
         assert results[0].returncode == self.status, results
@@ -39,9 +39,9 @@ class Told:
 
     def says(self, *words: str) -> str:
         """Return the finding that has all these words."""
-        found = [each for each in self.findings if all(word in each for word in words)]
-        assert len(found) == 1, (words, self.findings, self.results)
-        return found[0]
+        matching = [finding for finding in self.findings if all(word in finding for word in words)]
+        assert len(matching) == 1, (words, self.findings, self.results)
+        return matching[0]
 
 
 class Lab:
@@ -73,7 +73,7 @@ def lab(tmp_path: Path) -> Iterator[Lab]:
 def test_healthy_hosts(lab: Lab) -> None:
     told = lab.run()
     assert (told.status, told.findings) == (0, [])
-    (pair,) = [each for each in told.json["pairs"] if each["ranks"] == [0, 1]]
+    (pair,) = [pair for pair in told.json["pairs"] if pair["ranks"] == [0, 1]]
     assert pair["transport"] == "TCP"
     assert pair["mtu"] == 1500
     assert pair["latency"] > 0
@@ -192,7 +192,7 @@ def test_a_rank_that_never_comes(lab: Lab) -> None:
     told = lab.run(SHORT, WORLD_SIZE="3")
     assert told.status == 2
     told.says("error: Rank 2 never came.")
-    assert [each for each in told.json["pairs"] if each["ranks"] == [0, 1] and each["forth"]]
+    assert [pair for pair in told.json["pairs"] if pair["ranks"] == [0, 1] and pair["forth"]]
 
 
 @needs_hosts
@@ -230,7 +230,7 @@ def test_four_ranks_of_one_host(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     told = json.loads(path.read_text())
     assert told["status"] == 0
-    pairs = [each for each in told["pairs"] if each["ranks"][0] != each["ranks"][1]]
+    pairs = [pair for pair in told["pairs"] if pair["ranks"][0] != pair["ranks"][1]]
     assert len(pairs) == 6
     for pair in pairs:
         assert pair["transport"] == "shared memory"

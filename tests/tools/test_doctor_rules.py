@@ -18,12 +18,12 @@ from ringcomm.tools.doctor.findings import judge, status_of
 Change = Callable[[Evidence], object]
 
 
-def each(name: str, value: object, *ranks: int) -> Change:
+def fact(name: str, value: object, *ranks: int) -> Change:
     """Give these ranks another fact."""
 
-    def change(found: Evidence) -> None:
+    def change(evidence: Evidence) -> None:
         for rank in ranks:
-            setattr(found.ranks[rank], name, value)
+            setattr(evidence.ranks[rank], name, value)
 
     return change
 
@@ -31,81 +31,81 @@ def each(name: str, value: object, *ranks: int) -> Change:
 def fail(answer: str, *sources: int, closed: str = "timed out") -> Change:
     """Let all addresses of other hosts answer these ranks so."""
 
-    def change(found: Evidence) -> None:
-        for (one, _), link in found.links.items():
-            if one in sources and link.answers:
+    def change(evidence: Evidence) -> None:
+        for (rank, _), link in evidence.links.items():
+            if rank in sources and link.answers:
                 link.answers, link.chosen = dict.fromkeys(link.answers, answer), -1
                 for address in link.answers:
-                    found.closed[one, address.partition(":")[0]] = closed
+                    evidence.closed[rank, address.partition(":")[0]] = closed
 
     return change
 
 
 def both(*changes: Change) -> Change:
-    return lambda found: [change(found) for change in changes]
+    return lambda evidence: [change(evidence) for change in changes]
 
 
 def pair(name: str, value: object) -> Change:
     """Change what was measured between ranks 0 and 2, of two hosts."""
-    return lambda found: setattr(found.pairs[0, 2], name, value)
+    return lambda evidence: setattr(evidence.pairs[0, 2], name, value)
 
 
 def remove(*ranks: int) -> Change:
-    def change(found: Evidence) -> None:
-        found.pairs = {}
+    def change(evidence: Evidence) -> None:
+        evidence.pairs = {}
         for rank in ranks:
-            del found.ranks[rank]
+            del evidence.ranks[rank]
 
     return change
 
 
-def refused_store(found: Evidence) -> None:
-    found.met = False
-    found.ranks = {1: found.ranks[1]}
-    found.links, found.pairs = {}, {}
-    found.reached.answers = {doctor_cases.STORE: "refused"}
+def refused_store(evidence: Evidence) -> None:
+    evidence.met = False
+    evidence.ranks = {1: evidence.ranks[1]}
+    evidence.links, evidence.pairs = {}, {}
+    evidence.reached.answers = {doctor_cases.STORE: "refused"}
 
 
-def other_mtu(found: Evidence) -> None:
+def other_mtu(evidence: Evidence) -> None:
     for rank in (2, 3):
-        found.ranks[rank].interfaces[0]["mtu"] = 9000
+        evidence.ranks[rank].interfaces[0]["mtu"] = 9000
 
 
-# What is changed in four healthy ranks on two hosts, the exit status, and words of the sentence.
+# The change of four healthy ranks on two hosts, the exit status, and words of the sentence.
 CASES: list[tuple[Change, int, str]] = [
     (refused_store, 2, "The store at 10.0.0.1:29500 does not answer: 10.0.0.1:29500: refused."),
     (remove(2, 3), 2, "Ranks 2 and 3 never came."),
-    (lambda found: found.lost.update({3: "measuring"}), 2, "Rank 3 fell silent while measuring."),
-    (each("library_error", "ImportError: x", 1), 2, "The library does not load on rank 1"),
-    (each("build", "other", 3), 2, "Ranks have different builds of ringcomm: fc2a07301553 on ra"),
-    (each("torch", "2.12.0", 3), 1, "Ranks have different versions of torch: 2.13.0 on ranks 0-2"),
-    (each("settings", {"RINGCOMM_FLOWS": "2"}, 3), 2, "RINGCOMM_FLOWS differs: (not set) on ranks"),
-    (each("settings", {"RINGCOMM_PORT": "1"}, 3), 1, "RINGCOMM_PORT is set on rank 3, and no such"),
-    (each("descriptors_limit", 20, 1), 2, "Rank 1 on host0 may open 20 descriptors, of which 10"),
-    (each("descriptors_limit", 64, 1), 1, "Rank 1 on host0 may open 64 descriptors"),
-    (each("memfd_error", "memfd_create: x", 0), 2, "host0 reserves no shared memory: memfd_cre"),
+    (lambda e: e.lost.update({3: "measuring"}), 2, "Rank 3 fell silent while measuring."),
+    (fact("library_error", "ImportError: x", 1), 2, "The library does not load on rank 1"),
+    (fact("build", "other", 3), 2, "Ranks have different builds of ringcomm: fc2a07301553 on ra"),
+    (fact("torch", "2.12.0", 3), 1, "Ranks have different versions of torch: 2.13.0 on ranks 0-2"),
+    (fact("settings", {"RINGCOMM_FLOWS": "2"}, 3), 2, "RINGCOMM_FLOWS differs: (not set) on ranks"),
+    (fact("settings", {"RINGCOMM_PORT": "1"}, 3), 1, "RINGCOMM_PORT is set on rank 3, and no such"),
+    (fact("descriptors_limit", 20, 1), 2, "Rank 1 on host0 may open 20 descriptors, of which 10"),
+    (fact("descriptors_limit", 64, 1), 1, "Rank 1 on host0 may open 64 descriptors"),
+    (fact("memfd_error", "memfd_create: x", 0), 2, "host0 reserves no shared memory: memfd_cre"),
     (
-        each("memory_available", 100 << 20, 2, 3),
+        fact("memory_available", 100 << 20, 2, 3),
         1,
         "host1 has 100 MiB of memory left for ranks 2 and 3",
     ),
     (
-        both(each("memory_limit", 1 << 30, 2), each("memory_used", 1000 << 20, 2)),
+        both(fact("memory_limit", 1 << 30, 2), fact("memory_used", 1000 << 20, 2)),
         1,
         "24 MiB of mem",
     ),
-    (each("oom_kills", 2, 2), 0, "The OOM killer has ended 2 processes"),
+    (fact("oom_kills", 2, 2), 0, "The OOM killer has ended 2 processes"),
     (
-        each("host", "node", 0, 1, 2, 3),
+        fact("host", "node", 0, 1, 2, 3),
         1,
         "2 hosts have one name, node: those of ranks 0 and 1 and",
     ),
-    (each("cores", 1, 0, 1), 0, "host0 has 1 core for ranks 0 and 1."),
-    (each("cuda", {"error": "x"}, 0), 1, "host0: CUDA does not start: x."),
-    (each("cuda", {"driver": True}, 0), 0, "host0 has an NVIDIA driver, and a torch without CUDA."),
-    (each("user", 1000, 1), 1, "Ranks 0 and 1 are on one host and use TCP: users 0 and 1000."),
-    (both(each("addresses", [], 2), each("listen_error", "ports", 2)), 2, "listens nowhere: ports"),
-    (each("addresses", ["127.0.0.1:4"], 2), 2, "Rank 2 on host1 listens at 127.0.0.1:4, where no"),
+    (fact("cores", 1, 0, 1), 0, "host0 has 1 core for ranks 0 and 1."),
+    (fact("cuda", {"error": "x"}, 0), 1, "host0: CUDA does not start: x."),
+    (fact("cuda", {"driver": True}, 0), 0, "host0 has an NVIDIA driver, and a torch without CUDA."),
+    (fact("user", 1000, 1), 1, "Ranks 0 and 1 are on one host and use TCP: users 0 and 1000."),
+    (both(fact("addresses", [], 2), fact("listen_error", "ports", 2)), 2, "listens nowhere: ports"),
+    (fact("addresses", ["127.0.0.1:4"], 2), 2, "Rank 2 on host1 listens at 127.0.0.1:4, where no"),
     (fail("timed out", 0, closed="refused"), 1, "A firewall drops packets of rank 0 on host0 to"),
     (
         fail("timed out", 0),
@@ -141,22 +141,22 @@ CASES: list[tuple[Change, int, str]] = [
 
 @pytest.mark.parametrize(("change", "status", "words"), CASES, ids=[case[2] for case in CASES])
 def test_a_rule(change: Change, status: int, words: str) -> None:
-    found = doctor_cases.healthy()
-    assert judge(found) == []
-    change(found)
-    findings = judge(found)
-    assert [one.sentence for one in findings if words in one.sentence], findings
+    evidence = doctor_cases.healthy()
+    assert judge(evidence) == []
+    change(evidence)
+    findings = judge(evidence)
+    assert [finding.sentence for finding in findings if words in finding.sentence], findings
     assert status_of(findings) == status
-    assert words in " ".join(report.text(found, findings).split())
+    assert words in " ".join(report.text(evidence, findings).split())
 
 
 def test_a_slow_link() -> None:
-    found = doctor_cases.healthy(8, 2)
-    assert judge(found) == []
-    for (one, other), measured in found.pairs.items():
-        if one // 2 == 0 and other // 2 == 3:
+    evidence = doctor_cases.healthy(8, 2)
+    assert judge(evidence) == []
+    for (rank, other), measured in evidence.pairs.items():
+        if rank // 2 == 0 and other // 2 == 3:
             measured.forth, measured.latency = 1e7, 1e-2
-    told = [one.sentence for one in judge(found)]
+    told = [finding.sentence for finding in judge(evidence)]
     assert told[0].startswith("Between host0 and host3 pass 10 MB/s; the median is ")
     assert told[1].startswith("Between host0 and host3 a message takes 10 ms; the median is ")
 
@@ -195,7 +195,7 @@ def test_messages_are_small_and_those_that_are_missing_are_left_out() -> None:
     table = meeting.Table(store, meeting.Place(1, 200, "10.0.0.1", 1, False, ""), clock)
     told = table.gather("facts", range(200), clock.now() + 0.1)
     assert told == {0: long, 2: long, 64: long}
-    assert [table.agree("roll", [each]) for each in (1, 2)] == [[1], [1]]
+    assert [table.agree("roll", [r]) for r in (1, 2)] == [[1], [1]]
 
 
 # ---- facts, from files
@@ -234,9 +234,9 @@ def test_facts_of_another_version() -> None:
 @pytest.mark.parametrize("ranks", [pytest.param(2, marks=pytest.mark.slow), 64])
 def test_the_page_has_every_rank(ranks: int, tmp_path: Path) -> None:
     pytest.importorskip("plotly")
-    found = doctor_cases.healthy(ranks, ranks // 2)
-    found.ranks[0].memfd_error = "memfd_create: <refused>"
-    report.page(found, judge(found), tmp_path / "page.html")
+    evidence = doctor_cases.healthy(ranks, ranks // 2)
+    evidence.ranks[0].memfd_error = "memfd_create: <refused>"
+    report.page(evidence, judge(evidence), tmp_path / "page.html")
     shown = browser.document(tmp_path / "page.html")
     for words in ("memfd_create: &lt;refused&gt;", "MB/s", "µs", "from rank", "shared memory"):
         assert words in shown

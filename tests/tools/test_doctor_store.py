@@ -53,8 +53,8 @@ def examine(folder: Path, up: list[Way], down: list[Way]) -> tuple[dict[str, Any
         for process in (first, second):
             _, said = process.communicate(timeout=limit(60))
             assert process.returncode == 2, said
-    one, other = (json.loads(out.read_text()) for out in outs)
-    return one, other
+    first_told, other = (json.loads(out.read_text()) for out in outs)
+    return first_told, other
 
 
 @pytest.mark.parametrize("direction", ["up", "down"])
@@ -69,8 +69,8 @@ def test_a_store_that_falls_silent(direction: str, offset: int, tmp_path: Path) 
     first, second = examine(tmp_path, *((silent, []) if direction == "up" else ([], silent)))
     for told in (first, second):
         assert told["seconds"] < IN_TIME
-    sentences = [each["sentence"] for each in second["findings"]]
-    (silent_one,) = [each for each in sentences if "silent" in each]
+    sentences = [finding["sentence"] for finding in second["findings"]]
+    (silent_one,) = [sentence for sentence in sentences if "silent" in sentence]
     assert silent_one.startswith("The store at 127.0.0.1:")
-    assert not any("never came" in each for each in sentences)  # this rank cannot know
-    assert any("Rank 1" in each["sentence"] for each in first["findings"])
+    assert not any("never came" in sentence for sentence in sentences)  # this rank cannot know
+    assert any("Rank 1" in finding["sentence"] for finding in first["findings"])

@@ -40,15 +40,15 @@ def stories() -> Iterator[tuple[str, Story]]:
 
 
 def test_all_have_what_they_want_in_the_end() -> None:
-    """Of every algorithm; and before the last round somebody still lacks something."""
+    """With every algorithm; and before the last round somebody still lacks something."""
     count = 0
-    for case, one in stories():
-        cells = [(r, c) for r in range(one.call.ranks) for c in range(len(one.chunks))]
-        wanted = [cell for cell in cells if one.wanted(*cell)]
+    for case, drawn in stories():
+        cells = [(r, c) for r in range(drawn.call.ranks) for c in range(len(drawn.chunks))]
+        wanted = [cell for cell in cells if drawn.wanted(*cell)]
         assert wanted, case
-        assert all(one.done(r, one.rounds[-1], c) for r, c in wanted), case
-        before = one.rounds[-2] if len(one.rounds) > 1 else 0
-        assert not all(one.done(r, before, c) for r, c in wanted), case
+        assert all(drawn.done(r, drawn.rounds[-1], c) for r, c in wanted), case
+        before = drawn.rounds[-2] if len(drawn.rounds) > 1 else 0
+        assert not all(drawn.done(r, before, c) for r, c in wanted), case
         count += 1
     assert count > 60
 
@@ -56,29 +56,29 @@ def test_all_have_what_they_want_in_the_end() -> None:
 @pytest.mark.parametrize("ranks", [2, 4, 8, 16])
 def test_a_ring_adds_up_as_its_paper_says(ranks: int) -> None:
     """In round k each rank passes on a sum of k inputs (Patarasuk and Yuan 2009)."""
-    one = story("reduce_scatter", ranks, "ring")
-    assert one.rounds == list(range(1, ranks))
-    assert len(one.chunks) == ranks
-    for transfer in one.transfers:
+    ring = story("reduce_scatter", ranks, "ring")
+    assert ring.rounds == list(range(1, ranks))
+    assert len(ring.chunks) == ranks
+    for transfer in ring.transfers:
         assert transfer.receiver == (transfer.sender + 1) % ranks
         own = {(transfer.sender - k) % ranks for k in range(transfer.round)}
         assert transfer.ranks == own
     for rank in range(ranks):
-        assert one.pieces(rank, ranks - 1, rank) == [frozenset(range(ranks))]
+        assert ring.pieces(rank, ranks - 1, rank) == [frozenset(range(ranks))]
 
 
 def test_sums_and_what_is_not_added_up_stand_apart() -> None:
-    one = story("reduce_scatter", 4, "ring")
-    assert one.pieces(3, 2, 0) == [frozenset([1, 2]), frozenset([3])]
-    drawn = frames.Frames(one)
-    assert drawn.inside(one.pieces(3, 2, 0)) == "1+2 | 3"
-    assert drawn.describe(one.pieces(3, 2, 0)) == "the sum of ranks 1 and 2, and of rank 3"
+    ring = story("reduce_scatter", 4, "ring")
+    assert ring.pieces(3, 2, 0) == [frozenset([1, 2]), frozenset([3])]
+    drawn = frames.Frames(ring)
+    assert drawn.inside(ring.pieces(3, 2, 0)) == "1+2 | 3"
+    assert drawn.describe(ring.pieces(3, 2, 0)) == "the sum of ranks 1 and 2, and of rank 3"
 
 
 def test_doubling_doubles() -> None:
-    one = story("all_reduce", 8, "doubling")
+    doubling = story("all_reduce", 8, "doubling")
     for number in range(4):
-        sizes = {sum(map(len, one.pieces(rank, number, 0))) for rank in range(8)}
+        sizes = {sum(map(len, doubling.pieces(rank, number, 0))) for rank in range(8)}
         assert sizes == {2**number}
 
 
@@ -123,16 +123,16 @@ def test_a_frame_a_round_and_a_cell_a_chunk(tmp_path: Path, ranks: int) -> None:
     assert main([*words, "--svg", str(path)]) == 0
     root = ElementTree.parse(path).getroot()
     by_class: dict[str, list[ElementTree.Element]] = {}
-    for one in root.iter():
-        by_class.setdefault(one.get("class", ""), []).append(one)
+    for element in root.iter():
+        by_class.setdefault(element.get("class", ""), []).append(element)
     assert len(by_class["panel"]) == ranks  # the start, and ranks - 1 rounds
     assert len(by_class["cell"]) == ranks**3
     assert len(by_class["arrow"]) == ranks * (ranks - 1)
     assert len(by_class["done"]) == ranks + 1  # and the key
     width, height = float(root.get("width", "")), float(root.get("height", ""))
-    for one in root.iter(f"{SVG}text"):
-        assert 0 <= float(one.get("x", "")) < width
-        assert 0 <= float(one.get("y", "")) < height
+    for label in root.iter(f"{SVG}text"):
+        assert 0 <= float(label.get("x", "")) < width
+        assert 0 <= float(label.get("y", "")) < height
 
 
 def test_the_picture_of_the_docs_is_drawn_so(tmp_path: Path) -> None:
@@ -151,14 +151,14 @@ def test_the_page_stands_alone(tmp_path: Path) -> None:
     assert "rank 0 to rank 1: chunk 3, of rank 0" in text
     assert "The messages over time" in text
     links = re.findall(r'(?:src|href)="([^"]+)"|url\(([^)]+)\)', text)
-    assert all("://" not in "".join(one) for one in links)
+    assert all("://" not in "".join(link) for link in links)
     assert main(["plan", "draw", "broadcast", "--algorithm", "tree", "--html", str(path)]) == 0
 
 
 def test_colors_are_told_from_the_ground() -> None:
     for ranks in (4, 8, 16, 32):
         pairs = looks.colors(ranks)
-        assert len({one for pair in pairs for one in pair[:1]}) == ranks
+        assert len({pale for pair in pairs for pale in pair[:1]}) == ranks
         for light, dark in pairs:
             assert browser.contrast(light, "#ffffff") > 1.4
             assert browser.contrast(dark, "#14171a") > 2

@@ -22,9 +22,9 @@ from ringcomm.tools.trace.job import groups_of
 
 
 def records_of(folder: Path) -> dict[int, GroupRecord]:
-    found = read_folder(folder)
-    assert not found.remarks
-    return {record.rank: record for record in found.records}
+    folder_records = read_folder(folder)
+    assert not folder_records.remarks
+    return {record.rank: record for record in folder_records.records}
 
 
 def test_a_killed_rank_leaves_its_records(job: Any, tmp_path: Path) -> None:
@@ -42,14 +42,14 @@ def test_a_killed_rank_leaves_its_records(job: Any, tmp_path: Path) -> None:
     records = records_of(folder)
     assert set(records) == {0, 1}
     killed, other = records[1].operations, records[0].operations
-    assert [each.sequence for each in killed] == [1, 2, 3, 4, 5, 6]
-    assert {each.state for each in killed[:5]} == {"done"}
+    assert [operation.sequence for operation in killed] == [1, 2, 3, 4, 5, 6]
+    assert {operation.state for operation in killed[:5]} == {"done"}
     assert killed[5].elements == 20
     assert not records[1].failure
     assert "rank 1" in records[0].failure
     assert other[-1].state == "failed"
-    for each in killed[:5]:
-        assert 0 < (each.called_ns or 0) <= (each.began_ns or 0) <= (each.ended_ns or 0)
+    for call in killed[:5]:
+        assert 0 < (call.called_ns or 0) <= (call.began_ns or 0) <= (call.ended_ns or 0)
     assert (folder / "rank_0").exists()
     assert not (folder / "rank_1").exists()
 
@@ -90,7 +90,7 @@ def test_torchs_tool_opens_them(job: Any, tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     _, database = pickle.loads((tmp_path / "out").read_bytes())
-    names = [each.collective_name for each in database.collectives if each.pass_check]
+    names = [call.collective_name for call in database.collectives if call.pass_check]
     assert names == 5 * ["gloo:all_reduce"]
 
 
@@ -160,8 +160,8 @@ while not os.path.exists({str(tmp_path)!r} + "/rank_0"): time.sleep(0.01)
 """
     done = python(program, RINGCOMM_TRACE=str(tmp_path), RINGCOMM_TRACE_LINES="1")
     assert done.returncode == 0, done.stderr
-    calls = [each for record in read_folder(tmp_path).records for each in record.operations]
-    lines = {each.elements: each.line.rpartition(":")[2] for each in calls}
+    calls = [call for record in read_folder(tmp_path).records for call in record.operations]
+    lines = {call.elements: call.line.rpartition(":")[2] for call in calls}
     assert lines == {2: "9 in <module>", 3: "15 in <module>"}
 
 
@@ -192,7 +192,7 @@ def test_a_signal_writes_them_during_a_hang(job: Any, tmp_path: Path) -> None:
 
 
 def test_each_signal_is_heard(python: Run, tmp_path: Path) -> None:
-    """What a first one has told does not end the watching; metrics go on, too."""
+    """The watching goes on after the first signal; metrics go on, too."""
     program = f"""
 import os, signal, time, torch.distributed as dist
 dist.init_process_group("ringcomm", store=dist.HashStore(), rank=0, world_size=1)
@@ -222,10 +222,10 @@ def test_signals_harm_no_thread(job: Any, tmp_path: Path) -> None:
         "def churn():\n"
         "    while not over.is_set():\n"
         "        some = [threading.Thread(target=deep, args=(50,)) for _ in range(5)]\n"
-        "        for one in some: one.start()\n"
-        "        for one in some: one.join()\n"
+        "        for thread in some: thread.start()\n"
+        "        for thread in some: thread.join()\n"
         "threads = [threading.Thread(target=churn) for _ in range(2)]\n"
-        "for one in threads: one.start()\n"
+        "for thread in threads: thread.start()\n"
         "send = 'import os, sys, time\\nfor i in range(1500): os.kill(int(sys.argv[1]), 12)'\n"
         "send += '; time.sleep(0.2 if i % 250 == 0 else 0.001)'\n"  # 0.2 s: a dump each time
         "subprocess.run([sys.executable, '-c', send, str(os.getpid())], check=True)\n"
@@ -296,17 +296,17 @@ def test_records_have_the_line_that_called(job: Any, tmp_path: Path) -> None:
     )
     first = JOB.count("\n")
     script = tmp_path / "program.py"
-    found = records_of(folder)
-    assert set(found) == {0, 1}
-    for record in found.values():
-        lines = {(each.collective, each.line) for each in record.operations}
+    records = records_of(folder)
+    assert set(records) == {0, 1}
+    for record in records.values():
+        lines = {(call.collective, call.line) for call in record.operations}
         assert ("all_reduce", f"{script}:{first} in <module>") in lines
         assert ("all_reduce", f"{script}:{first + 2} in step") in lines
         message = "send" if record.rank == 0 else "recv"
         assert (message, f"{script}:{first + 3} in step") in lines
         assert ("all_reduce", f"{script}:{first + 6} in <module>") in lines, "backward()"
     for rank, record in records_of(tmp_path / "dumped").items():
-        assert {each.line for each in record.operations} > {f"{script}:{first + 2} in step"}
+        assert {call.line for call in record.operations} > {f"{script}:{first + 2} in step"}
         entries = pickle.loads((tmp_path / "dumped" / f"rank_{rank}").read_bytes())["entries"]
         assert {"name": "step", "filename": str(script), "line": first + 2} in [
             frame for entry in entries for frame in entry["frames"]
@@ -325,7 +325,7 @@ while not os.path.exists(folder + "/0"): time.sleep(0.01)
 """
     python(program, RINGCOMM_TRACE=None)
     (record,) = read_folder(tmp_path).records
-    assert [each.line.rpartition(":")[2] for each in record.operations] == ["7 in <module>"]
+    assert [call.line.rpartition(":")[2] for call in record.operations] == ["7 in <module>"]
 
 
 @pytest.fixture(scope="module")
@@ -345,5 +345,5 @@ def check_dump(rank: Rank, folder: Path) -> None:
 def test_a_program_may_ask_for_them(two: Ranks, tmp_path: Path) -> None:
     two(check_dump, tmp_path)
     assert {path.name for path in tmp_path.glob("rank_*")} == {"rank_0", "rank_1"}
-    found = {record.global_rank for record in read_folder(tmp_path).records}
-    assert found == {0, 1}
+    told_of = {record.global_rank for record in read_folder(tmp_path).records}
+    assert told_of == {0, 1}

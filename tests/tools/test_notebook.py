@@ -29,8 +29,8 @@ for number, cell in enumerate(json.loads(open(sys.argv[1]).read())["cells"]):
     tree = ast.parse(text)
     last = [tree.body.pop()] if isinstance(tree.body[-1], ast.Expr) else []
     exec(compile(tree, file, "exec"), names)
-    for one in last:
-        value = eval(compile(ast.Expression(one.value), file, "eval"), names)
+    for expression in last:
+        value = eval(compile(ast.Expression(expression.value), file, "eval"), names)
         if value is not None:
             getattr(value, "_repr_html_", value.__repr__)()
             print(f"shown {type(value).__name__}:\\n{value!r}")
@@ -38,8 +38,8 @@ for number, cell in enumerate(json.loads(open(sys.argv[1]).read())["cells"]):
 
 
 def notebook() -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(NOTEBOOK.read_text(encoding="utf-8"))
-    return found
+    content: dict[str, Any] = json.loads(NOTEBOOK.read_text(encoding="utf-8"))
+    return content
 
 
 def cells(kind: str) -> list[str]:
@@ -58,18 +58,18 @@ def played(path: Path) -> subprocess.CompletedProcess[str]:
 
 def test_the_format() -> None:
     """That of nbformat 4.5, as Jupyter writes it, without outputs."""
-    found = notebook()
-    assert (found["nbformat"], found["nbformat_minor"]) == (4, 5)
-    assert found["metadata"]["kernelspec"]["name"] == "python3"
-    for cell in found["cells"]:
+    content = notebook()
+    assert (content["nbformat"], content["nbformat_minor"]) == (4, 5)
+    assert content["metadata"]["kernelspec"]["name"] == "python3"
+    for cell in content["cells"]:
         code = {"execution_count", "outputs"} if cell["cell_type"] == "code" else set()
         assert set(cell) == {"cell_type", "id", "metadata", "source"} | code
         assert re.fullmatch(r"[\w-]{1,64}", cell["id"])
         assert all(line.endswith("\n") for line in cell["source"][:-1])
         assert not cell.get("outputs")
         assert cell.get("execution_count") is None
-    assert len({cell["id"] for cell in found["cells"]}) == len(found["cells"])
-    assert NOTEBOOK.read_text() == json.dumps(found, indent=1, ensure_ascii=False) + "\n"
+    assert len({cell["id"] for cell in content["cells"]}) == len(content["cells"])
+    assert NOTEBOOK.read_text() == json.dumps(content, indent=1, ensure_ascii=False) + "\n"
 
 
 def test_files_that_the_text_names_exist() -> None:
@@ -88,7 +88,7 @@ def test_every_cell_runs() -> None:
     assert "rank 0's output at byte 0 lacks what rank 0 gives" in done.stdout
     assert re.search(r"\* +\d+ +rank 0  cell:5 ", done.stdout)  # the line with the mistake
     assert done.stdout.count("proved in") == 4
-    # What the text says of them.
+    # The text quotes these.
     for said in ("is 34.3", "688 µs of it by sharing links", "68.8 µs of it by"):
         assert said in done.stdout
 

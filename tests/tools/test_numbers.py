@@ -1,4 +1,4 @@
-"""What a program may ask while it runs: ringcomm.stats(), and metrics for Prometheus."""
+"""Numbers for a program that asks while it runs: ringcomm.stats(), and metrics for Prometheus."""
 
 from __future__ import annotations
 
@@ -78,11 +78,11 @@ def test_lost_connections_are_counted(job: Any) -> None:
         "before = ringcomm.stats()['lost_connections']\n"
         "dist.barrier()\n"
         "for name in os.listdir('/proc/self/fd') if rank == 0 else ():\n"
-        "    try: one = socket.socket(fileno=os.dup(int(name)))\n"
+        "    try: link = socket.socket(fileno=os.dup(int(name)))\n"
         "    except OSError: continue\n"
-        "    try: ends = {one.getsockname()[1], one.getpeername()[1]}\n"
+        "    try: ends = {link.getsockname()[1], link.getpeername()[1]}\n"
         "    except (OSError, IndexError): continue\n"
-        "    if int(os.environ['MASTER_PORT']) not in ends: one.shutdown(socket.SHUT_RDWR)\n"
+        "    if int(os.environ['MASTER_PORT']) not in ends: link.shutdown(socket.SHUT_RDWR)\n"
         "dist.barrier()\n"
         "print(f\"lost {before} {ringcomm.stats()['lost_connections']}\")\n"
         "dist.barrier()\n",
@@ -99,7 +99,7 @@ def test_metrics_of_ranks_that_code_numbers(python: Run, tmp_path: Path) -> None
 import os, time, torch.distributed as dist
 rank = 1 if os.fork() == 0 else 0
 dist.init_process_group("ringcomm", init_method="file://{tmp_path}/store", rank=rank, world_size=2)
-while not all(os.path.exists(f"{tmp_path}/{{one}}.prom") for one in (0, 1)): time.sleep(0.01)
+while not all(os.path.exists(f"{tmp_path}/{{rank}}.prom") for rank in (0, 1)): time.sleep(0.01)
 """
     done = python(program, RINGCOMM_METRICS=f"{tmp_path}/%r.prom", RINGCOMM_TRACE=None, RANK=None)
     assert done.returncode == 0, done.stderr

@@ -37,10 +37,10 @@ def test_a_page_needs_no_network(tmp_path: Path) -> None:
 
 @needs_chromium
 def test_figures_and_tables_are_there(tmp_path: Path) -> None:
-    found = browser.document(example(tmp_path))
+    page = browser.document(example(tmp_path))
     for words in ("rank 3 never called all_reduce #412", "Time by size.", "b &amp; c"):
-        assert words in found
-    figure = found.partition('class="plot')[2]
+        assert words in page
+    figure = page.partition('class="plot')[2]
     assert "main-svg" in figure
     assert ">bytes<" in figure
     assert ">µs<" in figure

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from lab import ROOT, browser
-from ringcomm import _C
+from ringcomm import _planner
 from ringcomm.__main__ import main
 from ringcomm._network.costs import Network
 from ringcomm._text import size as size_of
@@ -71,7 +71,7 @@ def test_every_signal_has_its_wait() -> None:
 def counted(call: Call) -> int:
     """Signals and waits of all ranks, as the library gives them."""
     word = Network().word(call.hosts)
-    plans = [_C.plan((*call, *word), rank, None)[2] for rank in range(call.ranks)]
+    plans = [_planner.plan(call, *word, rank, None)[2] for rank in range(call.ranks)]
     return sum(step[0] >= VERBS.index("signal") for steps in plans for step in steps)
 
 
@@ -83,7 +83,7 @@ def test_rooted_collectives_have_their_root() -> None:
 
 
 def has_output(steps: list[Step]) -> bool:
-    return any(one.space == "output" for step in steps for one in step.targets)
+    return any(target.space == "output" for step in steps for target in step.targets)
 
 
 def test_the_table_of_a_rank(capsys: pytest.CaptureFixture[str]) -> None:
@@ -126,8 +126,8 @@ def test_limits_are_where_the_library_changes(name: str) -> None:
     for ranks, hosts in [(4, 4), (7, 7), (16, 4)]:
         call = call_of(name, ranks, ranks * 4, hosts, 1)
         limits = show.limits_of(call, Network())
-        table = [(row["collective"], row["limit"]) for row in _C.selection(hosts)]
-        assert limits[-1][1] == _C.LIMITS["any_size"]
+        table = [(row["collective"], row["limit"]) for row in _planner.selection(hosts)]
+        assert limits[-1][1] == _planner.LIMITS["any_size"]
         for (algorithm, limit), (after, _) in itertools.pairwise(limits):
             assert (name, limit) in table
             for size, expected in ((limit, algorithm), (limit + 1, after)):
@@ -211,14 +211,14 @@ def test_a_lane_a_rank_and_an_arrow_a_message(
     words = ("all_reduce", "--ranks", str(ranks), "--hosts", str(hosts), "--size", size)
     root = ElementTree.parse(drawn(tmp_path, *words)).getroot()
     assert root.tag == f"{SVG}svg"
-    names = [one for one in root.iter(f"{SVG}text") if one.get("class") == "name"]
-    assert [one.text for one in names] == [f"rank {rank}" for rank in range(ranks)]
-    heights = sorted(float(one.get("y", "")) for one in root.iter(f"{SVG}text"))
-    lanes = [float(one.get("y", "")) for one in names]
+    names = [text for text in root.iter(f"{SVG}text") if text.get("class") == "name"]
+    assert [text.text for text in names] == [f"rank {rank}" for rank in range(ranks)]
+    heights = sorted(float(text.get("y", "")) for text in root.iter(f"{SVG}text"))
+    lanes = [float(text.get("y", "")) for text in names]
     assert all(below - above >= 14 for above, below in itertools.pairwise(lanes))
     assert heights[-1] < float(root.get("height", ""))
-    paths = [one for one in root.iter(f"{SVG}path") if one.get("class") in ("data", "credit")]
-    messages = [one for one in paths if one.find(f"{SVG}title") is not None]
+    paths = [path for path in root.iter(f"{SVG}path") if path.get("class") in ("data", "credit")]
+    messages = [path for path in paths if path.find(f"{SVG}title") is not None]
     number = size_of(size)
     steps = plans_of(call_of("all_reduce", ranks, number, hosts)).steps
     assert len(messages) == sum(step.verb == "signal" for some in steps for step in some)
@@ -229,10 +229,10 @@ def test_a_lane_a_rank_and_an_arrow_a_message(
 def test_labels_are_apart(tmp_path: Path, ranks: int, hosts: int, size: str) -> None:
     words = ("all_reduce", "--ranks", str(ranks), "--hosts", str(hosts), "--size", size)
     root = ElementTree.parse(drawn(tmp_path, *words)).getroot()
-    labels = [one for one in root.iter(f"{SVG}text") if one.get("class") == "bytes outlined"]
+    labels = [text for text in root.iter(f"{SVG}text") if text.get("class") == "bytes outlined"]
     boxes = [
-        (float(one.get("x", "")), float(one.get("y", "")), len(one.text or "") * 6)
-        for one in labels
+        (float(text.get("x", "")), float(text.get("y", "")), len(text.text or "") * 6)
+        for text in labels
     ]
     for i, (x, y, width) in enumerate(boxes):
         assert x > lanes.LEFT
@@ -253,7 +253,7 @@ def test_plans_as_json(tmp_path: Path) -> None:
     assert body["shape"]["ranks"] == len(body["plans"]) == 4
     group = plans_of(call_of("all_reduce", 4, 4096, 4), "ring")
     for told, steps in zip(body["plans"], group.steps, strict=True):
-        assert [one["verb"] for one in told] == [one.verb for one in steps]
+        assert [entry["verb"] for entry in told] == [step.verb for step in steps]
         for row, step in zip(told, steps, strict=True):
             if step.lane:
                 assert (row["peer"], row["lane"]) == (step.peer, step.lane)
@@ -261,7 +261,7 @@ def test_plans_as_json(tmp_path: Path) -> None:
                 assert row["bytes"] == step.bytes
                 places = [*row["targets"], *row["sources"]]
                 operands = [*step.targets, *step.sources]
-                assert places == [one._asdict() for one in operands]
+                assert places == [operand._asdict() for operand in operands]
 
 
 def test_several_collectives_and_sizes(capsys: pytest.CaptureFixture[str]) -> None:
@@ -287,7 +287,7 @@ def test_bytes_of_windows_are_those_that_are_loaded() -> None:
     group = plans_of(call_of("all_gather", 2, 2 << 20))
     network = Network()
     run = simulate(group, topology.named("switch", 1, network), network.fabrics)
-    assert sum(one.bytes for one in run.messages if one.receiver == 0) == 1 << 20
+    assert sum(message.bytes for message in run.messages if message.receiver == 0) == 1 << 20
 
 
 @needs_chromium

@@ -80,7 +80,7 @@ def test_the_commands_take_a_function(capsys: pytest.CaptureFixture[str], tmp_pa
     # The file has the plans that were simulated.
     made = plans_of(call_of("all_reduce", 8, 1 << 20, 8), SWING)
     told = json.loads(plans.read_text())["plans"]
-    assert [len(one) for one in told] == [len(steps) for steps in made.steps]
+    assert [len(plan) for plan in told] == [len(steps) for steps in made.steps]
 
 
 def test_a_sweep_has_names_of_both_kinds(
@@ -172,11 +172,11 @@ def test_what_a_notebook_shows() -> None:
     assert frame.attrib["srcdoc"].replace("\n", " ") == drawing.html.replace("\n", " ")
     simulation = simulate(load(SWING), 8, topology="torus:2x4")
     swept = sweep(["ring", load(SWING)], 8, [1024, 4096], topology="torus:2x4")
-    for one in (simulation, swept):
-        assert "<svg" not in one._repr_html_()
-        assert "data:image/svg+xml;base64," in one._repr_html_()
-        ElementTree.fromstring(one.svg)
-        assert repr(one) == one.text
+    for result in (simulation, swept):
+        assert "<svg" not in result._repr_html_()
+        assert "data:image/svg+xml;base64," in result._repr_html_()
+        ElementTree.fromstring(result.svg)
+        assert repr(result) == result.text
     assert swept.fastest(1024) == "swing"
     assert swept.times["swing"][1024] >= swept.bounds[1024] > 0
 

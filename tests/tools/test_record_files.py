@@ -33,7 +33,7 @@ def test_a_folder_that_is_missing_is_made(python: Run, tmp_path: Path) -> None:
     done = python(ONE, RINGCOMM_TRACE=str(folder), RINGCOMM_TRACE_LINES="1")
     assert done.returncode == 0, done.stderr
     (record,) = read_folder(folder).records
-    assert [each.line.rpartition(":")[2] for each in record.operations] == ["4 in <module>"]
+    assert [call.line.rpartition(":")[2] for call in record.operations] == ["4 in <module>"]
 
 
 UNUSABLE = {

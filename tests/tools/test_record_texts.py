@@ -1,4 +1,4 @@
-"""What is said of an operation's record is what the library itself says of the operation."""
+"""Texts of an operation's record are those of the library for the operation."""
 
 from __future__ import annotations
 
@@ -68,8 +68,8 @@ def say(rank: Rank, folder: Path) -> dict[str, str]:
         errors = list(pool.map(lambda call, group: error_of(lambda: call(group)), mine, groups))
     said = {}
     for group, (_, text) in zip(groups, errors, strict=True):
-        found = CALLED.search(text)
-        said[group.group_name] = found[1] if found else f"no mismatch: {text}"
+        match = CALLED.search(text)
+        said[group.group_name] = match[1] if match else f"no mismatch: {text}"
     ringcomm.dump(folder)
     return said
 
@@ -77,7 +77,7 @@ def say(rank: Rank, folder: Path) -> dict[str, str]:
 def test_records_say_what_the_library_says(tmp_path: Path) -> None:
     with ranks(2) as two:
         said = two(say, tmp_path)[0]
-    records = {one.group: one for one in read_folder(tmp_path).records if one.global_rank == 0}
+    records = {r.group: r for r in read_folder(tmp_path).records if r.global_rank == 0}
     texts = []
     for group in said:
         (operation,) = records[group].operations

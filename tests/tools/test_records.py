@@ -165,7 +165,7 @@ def test_torchfrtrace_names_the_missing_rank(tmp_path: Path) -> None:
 
 
 def test_torchfrtrace_finds_all_well(tmp_path: Path) -> None:
-    """Of every collective, and of messages in both directions."""
+    """The records have every collective, and messages in both directions."""
     flights = [Flight(rank, [0, 1], capacity=64) for rank in range(2)]
     for step, name in enumerate(
         ["all_gather", "reduce_scatter", "barrier", "all_to_all", "gather"]

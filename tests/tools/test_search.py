@@ -37,12 +37,12 @@ def task_of(collective: str, network: str, hosts: int = 0, size: int = MIB, root
     return Task(collective, size, root, where, Network())
 
 
-def written(found: Found) -> str:
-    return writing.text_of(found.form, found.steps, "A test.")
+def written(result: Found) -> str:
+    return writing.text_of(result.form, result.steps, "A test.")
 
 
-def prove(task: Task, found: Found, size: int) -> None:
-    function = writing.load(written(found), found.form)
+def prove(task: Task, result: Found, size: int) -> None:
+    function = writing.load(written(result), result.form)
     ringcomm.algorithms.verify(function, task.ranks, size, task.collective, root=task.root)
 
 
@@ -62,11 +62,11 @@ def test_a_walk_brings_every_chunk_to_every_rank_once_and_fills_no_link_twice() 
         names = tuple(f"h{host}" for host in range(count))
         where = topology.Topology("mesh", names, tuple(links), routes, 0.01)
         owners = [chance.randrange(count) for _ in range(4)]
-        found = matching.Matching(where, 1.0, chance)
-        found.run(matching.Start(owners, [0.0] * 4, [0.0] * len(links)))
+        walk = matching.Matching(where, 1.0, chance)
+        walk.run(matching.Start(owners, [0.0] * 4, [0.0] * len(links)))
         since = dict.fromkeys(enumerate(owners), 0.0)
         busy: dict[tuple[int, int], float] = {}
-        for hop in found.hops:
+        for hop in walk.hops:
             assert hop.sent >= since[hop.chunk, hop.source] - 1e-9
             assert (hop.chunk, hop.target) not in since
             since[hop.chunk, hop.target] = hop.taken
@@ -98,34 +98,34 @@ NETWORKS = [("uplink", 0), ("fat-tree:2:4", 4), ("ring", 5)]
 @pytest.mark.parametrize("collective", tries.WAYS)
 @pytest.mark.parametrize(("network", "hosts"), NETWORKS)
 def test_what_is_found_is_right(collective: str, network: str, hosts: int) -> None:
-    """Of any length: a message may be shorter than its chunks are many."""
+    """It is right for any length: a message may be shorter than its chunks are many."""
     root = 2 if collective == "broadcast" else 0
     task = task_of(collective, network, hosts, 240_000, root)
-    found = tries.search(task, [1, 3], 1, 0)
+    result = tries.search(task, [1, 3], 1, 0)
     for size in (4, 240_000):
-        prove(task, found, size)
+        prove(task, result, size)
     least = bounds(task.call, task.topology, DEFAULT)
-    assert found.seconds >= max(least.bandwidth, least.addition) * (1 - 1e-9)
+    assert result.seconds >= max(least.bandwidth, least.addition) * (1 - 1e-9)
 
 
 @pytest.mark.parametrize(
     ("collective", "network", "times"),
     [("all_gather", "uplink", 2.3), ("all_reduce", "uplink", 1.35)]
-    + [(one, "sites", 1.25) for one in ("all_gather", "reduce_scatter", "all_reduce")],
+    + [(name, "sites", 1.25) for name in ("all_gather", "reduce_scatter", "all_reduce")],
 )
 def test_it_is_faster_than_the_library_where_links_differ(
     collective: str, network: str, times: float
 ) -> None:
     task = task_of(collective, network)
-    found = tries.search(task, [2], 3, 0)
-    assert found.seconds * times < tries.library(task)[0].seconds
+    result = tries.search(task, [2], 3, 0)
+    assert result.seconds * times < tries.library(task)[0].seconds
 
 
 def test_a_slow_link_carries_each_chunk_once() -> None:
     task = task_of("all_gather", "uplink")
-    found = tries.search(task, [2], 1, 0)
+    result = tries.search(task, [2], 1, 0)
     slow = next(i for i, link in enumerate(task.topology.links) if link.source == "host3")
-    assert found.engine.carried[slow] == MIB // 4
+    assert result.engine.carried[slow] == MIB // 4
 
 
 def test_the_same_seed_finds_the_same() -> None:
@@ -198,7 +198,7 @@ def test_nothing_is_written_that_is_not_proved(
 
     without_a_copy = told(lambda steps: steps[:-1])
     assert re.search(r"no try of all_gather has a plan: all_gather.py:\d+", without_a_copy)
-    without_a_message = told(lambda steps: [one for one in steps if one[1:] != steps[-1][1:]])
+    without_a_message = told(lambda steps: [step for step in steps if step[1:] != steps[-1][1:]])
     assert "was never written: no line copies it there" in without_a_message
 
 
@@ -226,7 +226,7 @@ def test_named_topologies(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def links(*ends: str) -> dict[str, Any]:
-    names = [dict(zip(("from", "to"), one.split(), strict=True), rate=1e6) for one in ends]
+    names = [dict(zip(("from", "to"), ends_.split(), strict=True), rate=1e6) for ends_ in ends]
     return {"hosts": ["a", "b", "c"], "links": names}
 
 
@@ -279,8 +279,8 @@ def plans(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A file for each collective, for the four hosts of which one sends slowly."""
     folder = tmp_path_factory.mktemp("plans")
     for collective in tries.WAYS:
-        found = tries.search(task_of(collective, "uplink", root=0), [2], 2, 0)
-        (folder / f"{collective}.py").write_text(written(found))
+        result = tries.search(task_of(collective, "uplink", root=0), [2], 2, 0)
+        (folder / f"{collective}.py").write_text(written(result))
     return folder
 
 
@@ -298,8 +298,8 @@ def run_found(rank: Rank, transport: str, folder: str) -> list[bool]:
         ringcomm.algorithms.register_algorithm(f"found_{collective}", function, [collective])
     join(rank)
     groups = {
-        one: dist.new_group(pg_options=ringcomm.Options(algorithm=f"found_{one}"))
-        for one in tries.WAYS
+        name: dist.new_group(pg_options=ringcomm.Options(algorithm=f"found_{name}"))
+        for name in tries.WAYS
     }
     n, right = rank.size, []
     for count in (1, 1000, 300_000):

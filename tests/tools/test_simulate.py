@@ -56,33 +56,33 @@ def test_shares_are_max_min_fair() -> None:
             Transfer(i, tuple(sorted(chance.sample(range(6), chance.randint(1, 3)))), 1.0, 0.0)
             for i in range(chance.randint(1, 9))
         ]
-        for one in some:
-            flows.add(one)
-        rates = flows.rates({one.number: one for one in some}, set(range(6)))
+        for transfer in some:
+            flows.add(transfer)
+        rates = flows.rates({transfer.number: transfer for transfer in some}, set(range(6)))
         used = [sum(rates[n] for n in flows.on[link]) for link in range(6)]
         assert all(sum_ <= links[i].rate * (1 + 1e-9) for i, sum_ in enumerate(used))
-        for one in some:
+        for transfer in some:
             assert any(
                 used[link] >= links[link].rate * (1 - 1e-9)
-                and rates[one.number] >= max(rates[n] for n in flows.on[link]) * (1 - 1e-9)
-                for link in one.route
+                and rates[transfer.number] >= max(rates[n] for n in flows.on[link]) * (1 - 1e-9)
+                for link in transfer.route
             )
 
 
 def test_others_keep_their_share() -> None:
-    """What is computed for those that a change reaches is what is computed for all."""
+    """Computing only the transfers that a change reaches gives the same as computing all."""
     chance = random.Random(2)
     flows = Flows([Link(f"a{i}", f"b{i}", 1.0 + i) for i in range(8)])
     every: dict[int, Transfer] = {}
     for number in range(300):
         if every and chance.random() < 0.45:
-            one = every.pop(chance.choice(sorted(every)))
-            flows.remove(one)
+            transfer = every.pop(chance.choice(sorted(every)))
+            flows.remove(transfer)
         else:
             route = tuple(chance.sample(range(8), 2))
-            one = every[number] = Transfer(number, route, 1e9, 0.0)
-            flows.add(one)
-        flows.share(set(one.route), 0.0)
+            transfer = every[number] = Transfer(number, route, 1e9, 0.0)
+            flows.add(transfer)
+        flows.share(set(transfer.route), 0.0)
         assert {n: t.rate for n, t in every.items()} == flows.rates(every, set(range(8)))
 
 
@@ -114,10 +114,10 @@ def test_without_sharing_it_is_the_closed_form(
     if algorithm == "ring":
         least = messages * (others * network.alpha + sent)
         assert run.seconds == pytest.approx(least + added * (collective == "all_reduce"))
-        data = [one for one in run.messages if one.lane == "data"]
-        assert sum(one.bytes for one in data) == shares * ranks * others * size // ranks
-        for one in run.messages:
-            assert 0 <= one.sent < one.arrived <= one.taken
+        data = [message for message in run.messages if message.lane == "data"]
+        assert sum(message.bytes for message in data) == shares * ranks * others * size // ranks
+        for message in run.messages:
+            assert 0 <= message.sent < message.arrived <= message.taken
     else:
         rounds = ranks.bit_length() - 1
         assert run.seconds >= rounds * size * network.beta + network.alpha
@@ -131,7 +131,7 @@ def test_a_full_link_is_shared() -> None:
         simulate(group, topology.named(name, 8, Network(free)), free).seconds
         for name in ("fat-tree:4:1", "fat-tree:4:4")
     )
-    # Of 7 messages of each host 4 cross, and 4 hosts share what had been the rate of one.
+    # 4 of the 7 messages of each host cross, and 4 hosts share what had been the rate of one.
     assert alone == pytest.approx(7 * (1 << 16) * 1e-8, rel=0.01)
     assert shared == pytest.approx(4 * 4 * (1 << 16) * 1e-8, rel=0.01)
 
@@ -313,7 +313,7 @@ def test_a_sweep_finds_where_algorithms_cross(
     texts = list(root.itertext())
     assert "4 ranks" in texts
     assert "lower bound" in texts
-    dots = [one for one in root.iter() if one.get("class") == "crossing"]
+    dots = [element for element in root.iter() if element.get("class") == "crossing"]
     assert len(dots) == 2
     # Where the library changes, between the same two sizes.
     limit = costs.limits(DEFAULT.network, 4)["doubling"]

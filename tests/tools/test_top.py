@@ -136,7 +136,7 @@ def test_the_screen(size: int) -> None:
 
 
 def hang(folder: Path, size: int) -> tuple[top.Look, top.Look]:
-    """Of two looks, a second apart, at a job whose last rank has not called what others wait in."""
+    """Return two looks, a second apart, at a job whose last rank has not called as the others."""
     flights, now = training(size, hosts=max(size // 8, 1))
     for flight in flights[:-1]:
         flight.call("all_reduce", now, elements=500_000_000, dtype="bfloat16")
@@ -147,7 +147,7 @@ def hang(folder: Path, size: int) -> tuple[top.Look, top.Look]:
 @pytest.mark.parametrize("width", [80, 200])
 @pytest.mark.parametrize("size", [2, 8, 64])
 def test_screens_of_all_sizes(tmp_path: Path, size: int, width: int) -> None:
-    """Nothing is cut; where there is too little room, what says less is left out."""
+    """Nothing is cut; where there is too little room, columns that say less are left out."""
     console = pytest.importorskip("rich.console")
     screen = console.Console(width=width, record=True, file=io.StringIO())
     screen.print(top.table(*hang(tmp_path, size), "job", width))

@@ -48,15 +48,15 @@ def test_a_missing_rank(tmp_path: Path, size: int, hosts: int) -> None:
     for flight in flights:
         if flight.rank != 3:
             flight.call("all_reduce", now + 7000 * MS, elements=500_000)
-    (found,) = findings(tmp_path, flights)
-    assert found.kind == Kind.MISSING
-    assert found.sentence == (
+    (finding,) = findings(tmp_path, flights)
+    assert finding.kind == Kind.MISSING
+    assert finding.sentence == (
         "rank 3 never called all_reduce #21; the others wait there since 22:13:27; it was last in "
         "all_reduce #20, which ended there at 22:13:20"
     )
-    (row,) = [row for row in found.rows if "never called" in row]
+    (row,) = [row for row in finding.rows if "never called" in row]
     assert row[0] == "3"
-    assert len(found.rows) == (size if size <= 16 else 2)
+    assert len(finding.rows) == (size if size <= 16 else 2)
 
 
 def test_lines_of_the_program_are_shown(tmp_path: Path) -> None:
@@ -66,8 +66,8 @@ def test_lines_of_the_program_are_shown(tmp_path: Path) -> None:
     for rank in range(2):
         lines = "/home/me/train.py:40 in step\n/home/me/train.py:42 in step\n"
         (tmp_path / f"rank{rank}-{1000 + rank}.lines").write_text(lines)
-    (found,) = findings(tmp_path, flights)
-    assert [row[2].partition("(")[2] for row in found.rows] == [
+    (finding,) = findings(tmp_path, flights)
+    assert [row[2].partition("(")[2] for row in finding.rows] == [
         "train.py:42 in step)",
         "train.py:40 in step)",
     ]
@@ -77,8 +77,8 @@ def test_several_missing_ranks(tmp_path: Path) -> None:
     flights, now = training(8)
     for flight in flights[:4]:
         flight.call("barrier", now)
-    (found,) = findings(tmp_path, flights)
-    assert found.sentence.startswith("ranks 4-7 never called barrier #21; the others wait there")
+    (finding,) = findings(tmp_path, flights)
+    assert finding.sentence.startswith("ranks 4-7 never called barrier #21; the others wait there")
 
 
 def test_a_mismatch(tmp_path: Path) -> None:
@@ -87,9 +87,9 @@ def test_a_mismatch(tmp_path: Path) -> None:
         name = "all_gather" if flight.rank == 2 else "all_reduce"
         flight.call(name, now, elements=8)
         flight.call("barrier", now + MS)
-    (found,) = findings(tmp_path, flights)
-    assert found.kind == Kind.MISMATCH
-    assert found.sentence == (
+    (finding,) = findings(tmp_path, flights)
+    assert finding.kind == Kind.MISMATCH
+    assert finding.sentence == (
         "the ranks differ in collective #21: rank 2 called all_gather float32[8], ranks 0, 1 and 3 "
         "called all_reduce float32[8] SUM; the last that they agreed on is all_reduce #20"
     )
@@ -101,10 +101,10 @@ def test_a_dead_rank(tmp_path: Path) -> None:
         if flight.rank != 3:
             flight.call("all_reduce", now, now + MS, state="failed")
             flight.failure = DIED
-    found = findings(tmp_path, flights)
-    assert [one.kind for one in found] == [Kind.DEAD, Kind.FAILED]
-    assert found[0].sentence.startswith("rank 3 died before all_reduce #21; the others wait there")
-    assert found[0].sentence.endswith(f"rank 0 says: {DIED}")
+    told = findings(tmp_path, flights)
+    assert [finding.kind for finding in told] == [Kind.DEAD, Kind.FAILED]
+    assert told[0].sentence.startswith("rank 3 died before all_reduce #21; the others wait there")
+    assert told[0].sentence.endswith(f"rank 0 says: {DIED}")
 
 
 def test_a_rank_that_died_in_a_collective(tmp_path: Path) -> None:
@@ -113,10 +113,10 @@ def test_a_rank_that_died_in_a_collective(tmp_path: Path) -> None:
         state = "running" if flight.rank == 3 else "failed"
         flight.call("all_reduce", now, state=state)
         flight.failure = "" if flight.rank == 3 else "all_reduce #21: Timed out"
-    found = findings(tmp_path, flights)
-    assert found[0].kind == Kind.DEAD
+    told = findings(tmp_path, flights)
+    assert told[0].kind == Kind.DEAD
     assert "the record of rank 3 ends in all_reduce #21 with no word of a failure" in (
-        found[0].sentence
+        told[0].sentence
     )
 
 
@@ -124,20 +124,22 @@ def test_a_rank_without_record(tmp_path: Path) -> None:
     flights, now = training(4)
     for flight in flights:
         flight.call("all_reduce", now)
-    (found,) = findings(tmp_path, flights[:3])
-    assert found.kind == Kind.DEAD
-    assert found.sentence.startswith("rank 3 left no record, and the others wait in all_reduce #21")
+    (finding,) = findings(tmp_path, flights[:3])
+    assert finding.kind == Kind.DEAD
+    assert finding.sentence.startswith(
+        "rank 3 left no record, and the others wait in all_reduce #21"
+    )
 
 
 def test_a_deadlock_of_two_groups(tmp_path: Path) -> None:
-    one = [Flight(rank, [0, 1], group="1") for rank in range(2)]
+    first = [Flight(rank, [0, 1], group="1") for rank in range(2)]
     two = [Flight(rank, [0, 1], group="2") for rank in range(2)]
-    together(one, "all_reduce", [0, 0])
-    one[0].call("all_reduce", 5 * MS)
+    together(first, "all_reduce", [0, 0])
+    first[0].call("all_reduce", 5 * MS)
     two[1].call("broadcast", 5 * MS, root=0)
-    (found,) = findings(tmp_path, one + two)
-    assert found.kind == Kind.DEADLOCK
-    assert found.sentence == (
+    (finding,) = findings(tmp_path, first + two)
+    assert finding.kind == Kind.DEADLOCK
+    assert finding.sentence == (
         "ranks 0 and 1 wait for each other in different groups: rank 0 in all_reduce #2 of group "
         "1, rank 1 in broadcast #1 of group 2; every rank must use its groups in the same order"
     )
@@ -145,51 +147,51 @@ def test_a_deadlock_of_two_groups(tmp_path: Path) -> None:
 
 def test_the_cause_comes_before_what_follows(tmp_path: Path) -> None:
     """Rank 1 keeps rank 0 waiting, for it waits for rank 2 itself."""
-    one = [Flight(rank, [0, 1], group="1") for rank in range(2)]
+    one_group = [Flight(rank, [0, 1], group="1") for rank in range(2)]
     two = [Flight(rank, [1, 2], group="2") for rank in range(2)]
-    one[0].call("all_reduce", 5 * MS)
+    one_group[0].call("all_reduce", 5 * MS)
     two[0].call("barrier", 4 * MS)
-    first, second = findings(tmp_path, one + two)
+    first, second = findings(tmp_path, one_group + two)
     assert first.sentence.startswith("rank 2 never called barrier #1 of group 2; rank 1 waits")
     assert second.sentence.endswith("it is in barrier #1 of group 2")
     assert second.follows
 
 
 def test_a_straggler(tmp_path: Path) -> None:
-    (found,) = findings(tmp_path, training(8, steps=40, slow=5)[0])
-    assert found.kind == Kind.STRAGGLER
-    assert "rank 5 is a straggler: it was the last to call 40 of 40" in found.sentence
-    assert found.rows[0][:3] == ("5", "node0", "40 of 40")
+    (finding,) = findings(tmp_path, training(8, steps=40, slow=5)[0])
+    assert finding.kind == Kind.STRAGGLER
+    assert "rank 5 is a straggler: it was the last to call 40 of 40" in finding.sentence
+    assert finding.rows[0][:3] == ("5", "node0", "40 of 40")
 
 
 def test_a_straggler_is_found_across_clocks(tmp_path: Path) -> None:
-    (found,) = findings(tmp_path, training(16, steps=40, hosts=4, slow=9)[0])
-    assert "rank 9 is a straggler" in found.sentence
+    (finding,) = findings(tmp_path, training(16, steps=40, hosts=4, slow=9)[0])
+    assert "rank 9 is a straggler" in finding.sentence
 
 
 def test_a_straggling_host(tmp_path: Path) -> None:
     """All of its ranks are late: it is named, and not its ranks one by one."""
-    (found,) = findings(tmp_path, training(16, steps=40, hosts=4, slow_host="node2")[0])
-    assert found.kind == Kind.STRAGGLER
-    assert found.sentence.startswith(
+    (finding,) = findings(tmp_path, training(16, steps=40, hosts=4, slow_host="node2")[0])
+    assert finding.kind == Kind.STRAGGLER
+    assert finding.sentence.startswith(
         "host node2 is a straggler: all of its ranks 8-11 were the last to call 40 of 40 "
         "collectives, 4.37 ms after the last rank of the other hosts on average; the others lost "
     )
-    assert found.rows[0][:3] == ("node2", "8-11", "40 of 40")
-    assert len(found.rows) == 4
+    assert finding.rows[0][:3] == ("node2", "8-11", "40 of 40")
+    assert len(finding.rows) == 4
 
 
 def test_one_slow_rank_is_no_slow_host(tmp_path: Path) -> None:
     for size in (2, 3):  # node1 has rank 1, or ranks 1 and 2
-        (found,) = findings(tmp_path / str(size), training(size, steps=40, hosts=2, slow=1)[0])
-        assert found.sentence.startswith("rank 1 is a straggler")
+        (finding,) = findings(tmp_path / str(size), training(size, steps=40, hosts=2, slow=1)[0])
+        assert finding.sentence.startswith("rank 1 is a straggler")
     # Rank 3 is late by 1 ms more than rank 2 of its host: the host costs most.
     flights, _ = training(4, steps=40, hosts=2, slow_host="node1")
     for i, operation in enumerate(flights[3].operations):
         called, began, *rest = operation[8:]
         flights[3].operations[i] = (*operation[:8], called + MS * TICKS, began + MS * TICKS, *rest)
-    (found,) = findings(tmp_path / "both", flights)
-    assert found.sentence.startswith("host node1 is a straggler: all of its ranks 2 and 3 were")
+    (finding,) = findings(tmp_path / "both", flights)
+    assert finding.sentence.startswith("host node1 is a straggler: all of its ranks 2 and 3 were")
 
 
 def test_a_network_that_stood_still(tmp_path: Path) -> None:
@@ -203,9 +205,9 @@ def test_a_network_that_stood_still(tmp_path: Path) -> None:
         }
         facts = stalled if flight.rank == 1 else {}
         flight.call("all_reduce", now, now + 3010 * MS, elements=500_000, **facts)
-    (found,) = findings(tmp_path, flights)
-    assert found.kind == Kind.NETWORK
-    assert found.sentence == (
+    (finding,) = findings(tmp_path, flights)
+    assert finding.kind == Kind.NETWORK
+    assert finding.sentence == (
         "the network between node0 and node1 stood still: rank 1 waited 2.9 s for rank 3 in "
         "all_reduce #21, though all ranks had called it; 12 frames were sent again"
     )
@@ -215,10 +217,12 @@ def test_all_ranks_stand_in_a_collective(tmp_path: Path) -> None:
     flights, now = training(4)
     for flight in flights:
         flight.call("all_reduce", now, elements=500_000, waited=9 * MS, peer=(flight.rank + 1) % 4)
-    (found,) = findings(tmp_path, flights)
-    assert found.kind == Kind.STILL
-    assert found.sentence.startswith("all ranks are in all_reduce #21, which the last rank called")
-    assert found.sentence.endswith("; rank 0 waited longest: 9 ms for rank 1")
+    (finding,) = findings(tmp_path, flights)
+    assert finding.kind == Kind.STILL
+    assert finding.sentence.startswith(
+        "all ranks are in all_reduce #21, which the last rank called"
+    )
+    assert finding.sentence.endswith("; rank 0 waited longest: 9 ms for rank 1")
 
 
 def test_a_message_without_partner(tmp_path: Path) -> None:
@@ -229,10 +233,10 @@ def test_a_message_without_partner(tmp_path: Path) -> None:
     flights[1].call("recv", 3 * MS, root=0, tag=1)  # has its partner
     flights[1].call("recv", 4 * MS, root=0, tag=7)
     flights[0].call("send", 4 * MS, root=1, tag=8)
-    (found,) = findings(tmp_path, flights)
-    assert found.kind == Kind.MESSAGE
-    assert [row[3] for row in found.rows] == ["8", "7"]
-    assert found.sentence == (
+    (finding,) = findings(tmp_path, flights)
+    assert finding.kind == Kind.MESSAGE
+    assert [row[3] for row in finding.rows] == ["8", "7"]
+    assert finding.sentence == (
         "rank 0 waits in its send with tag 8 to rank 1 since 22:13:20, and rank 1 never called "
         "recv for it (rank 1 waits in a recv with tag 7 instead); 1 other messages wait so too"
     )
@@ -241,8 +245,8 @@ def test_a_message_without_partner(tmp_path: Path) -> None:
 def test_a_failure_is_quoted(tmp_path: Path) -> None:
     flights, _ = training(2)
     flights[1].failure = "the disk is full"
-    (found,) = findings(tmp_path, flights)
-    assert found.sentence == "group 0 failed on rank 1: the disk is full"
+    (finding,) = findings(tmp_path, flights)
+    assert finding.sentence == "group 0 failed on rank 1: the disk is full"
 
 
 # ---- the command

@@ -80,10 +80,10 @@ def test_nothing_is_claimed_of_what_a_cut_hides(tmp_path: Path) -> None:
     write(tmp_path, flights)
     cut(tmp_path / flights[1].name(1), 10)
     job = job_of(read_folder(tmp_path))
-    (found,) = analyse(job)
-    assert found.sentence.startswith("rank 0 never called barrier #21; the others wait there")
-    assert found.sentence.endswith("; what rank 1 called last cannot be read")
-    assert [row[2] for row in found.rows] == [
+    (finding,) = analyse(job)
+    assert finding.sentence.startswith("rank 0 never called barrier #21; the others wait there")
+    assert finding.sentence.endswith("; what rank 1 called last cannot be read")
+    assert [row[2] for row in finding.rows] == [
         *("never called", "cannot be read", "barrier #21", "barrier #21")
     ]
     assert "the record of rank 1 in group 0 is cut short: 10 of 64 records are left" in job.remarks
@@ -95,9 +95,11 @@ def test_all_others_stand_in_a_collective(tmp_path: Path) -> None:
         flight.call("barrier", now)
     write(tmp_path, flights)
     cut(tmp_path / flights[1].name(1), 10)
-    (found,) = analyse(job_of(read_folder(tmp_path)))
-    assert found.sentence.startswith("ranks 0 and 2 are in barrier #21, which the last rank called")
-    assert found.sentence.endswith("; what rank 1 called last cannot be read")
+    (finding,) = analyse(job_of(read_folder(tmp_path)))
+    assert finding.sentence.startswith(
+        "ranks 0 and 2 are in barrier #21, which the last rank called"
+    )
+    assert finding.sentence.endswith("; what rank 1 called last cannot be read")
 
 
 def test_a_record_that_cannot_be_read_is_not_missing(tmp_path: Path) -> None:

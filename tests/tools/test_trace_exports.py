@@ -39,22 +39,22 @@ def hang(size: int, hosts: int = 1) -> list[Flight]:
 
 def test_clocks_are_aligned_by_the_operations(tmp_path: Path) -> None:
     """The second host's wall clock is 2.5 s ahead."""
-    found = job(tmp_path, training(4, hosts=2)[0])
-    shift = found.shifts["node1"]
+    told = job(tmp_path, training(4, hosts=2)[0])
+    shift = told.shifts["node1"]
     assert shift.lowest is not None
     assert shift.highest is not None
     assert shift.lowest <= shift.ns <= shift.highest
     assert shift.lowest <= -2500 * MS <= shift.highest
     assert abs(shift.ns + 2500 * MS) < MS
-    assert found.shifts["node0"].ns == 0
+    assert told.shifts["node0"].ns == 0
     assert any(
         "the clock of node1 is shifted by -2.500" in text and "at least" in text
-        for text in found.remarks
+        for text in told.remarks
     )
-    for group in found.groups:
+    for group in told.groups:
         for calls in group.calls.values():
-            last = max(found.called(group.records[rank], op) for rank, op in calls.items())
-            ends = [found.at(group.records[rank], op.ended_ns or 0) for rank, op in calls.items()]
+            last = max(told.called(group.records[rank], op) for rank, op in calls.items())
+            ends = [told.at(group.records[rank], op.ended_ns or 0) for rank, op in calls.items()]
             assert min(ends) >= last
 
 
@@ -107,16 +107,16 @@ def drift(flight: Flight) -> None:
 def test_a_straggler_is_found_though_clocks_drift(tmp_path: Path) -> None:
     flights, _ = training(2, steps=40, hosts=2, slow=0)
     drift(flights[1])
-    (found,) = analyse(job(tmp_path, flights))
-    assert found.sentence.startswith("rank 0 is a straggler: it was the last to call 40 of 40")
+    (finding,) = analyse(job(tmp_path, flights))
+    assert finding.sentence.startswith("rank 0 is a straggler: it was the last to call 40 of 40")
 
 
 def test_a_clock_that_drifts_is_aligned_at_the_end(tmp_path: Path) -> None:
     flights, _ = training(2, steps=40, hosts=2)
     drift(flights[1])
-    found = job(tmp_path, flights)
-    assert any("the clocks of the hosts drift" in remark for remark in found.remarks)
-    assert abs(found.shifts["node1"].ns + (2500 + 390) * MS) < 20 * MS
+    told = job(tmp_path, flights)
+    assert any("the clocks of the hosts drift" in remark for remark in told.remarks)
+    assert abs(told.shifts["node1"].ns + (2500 + 390) * MS) < 20 * MS
 
 
 # ---- Perfetto
@@ -194,8 +194,8 @@ def test_only_the_newest_are_drawn(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("size", "hosts"), [(2, 1), (8, 2), (64, 8)])
 def test_a_page_shows_the_finding_and_the_figures(tmp_path: Path, size: int, hosts: int) -> None:
     pytest.importorskip("plotly")
-    found = job(tmp_path, hang(size, hosts))
-    write_page(found, analyse(found), tmp_path / "page.html")
+    told = job(tmp_path, hang(size, hosts))
+    write_page(told, analyse(told), tmp_path / "page.html")
     text = browser.document(tmp_path / "page.html")
     assert f"rank {size - 1} never called barrier #21" in text
     assert text.count('class="main-svg"') >= 2

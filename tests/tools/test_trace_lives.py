@@ -143,13 +143,13 @@ def test_a_job_that_hangs(tmp_path: Path, capsys: Any) -> None:
     flights, now = job(3, this_process(), ago=40 * S)
     call(flights, [0, 2], now, now)
     _, lines = told(tmp_path, flights, capsys)
-    found = re.match(
+    match = re.match(
         r"rank 1 has not called all_reduce #21 yet; the others wait there since \S+, for (\S+) s; "
         r"it was last in all_reduce #20, which ended there at ",
         lines[0],
     )
-    assert found, lines
-    assert 40 <= float(found[1]) < 40 + limit(60)
+    assert match, lines
+    assert 40 <= float(match[1]) < 40 + limit(60)
     assert "not called yet" in lines[3]
 
 
@@ -223,9 +223,9 @@ def start(folder: Path, how: str) -> list[subprocess.Popen[str]]:
         )
         for rank in (0, 1)
     ]
-    for one in jobs:
-        assert one.stdout is not None
-        assert one.stdout.readline() == "there\n"
+    for process in jobs:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "there\n"
     return jobs
 
 
@@ -264,9 +264,9 @@ def test_a_job_is_watched_and_cancelled(tmp_path: Path, capsys: Any) -> None:
 @pytest.mark.parametrize("how", ["ends", "destroys"])
 def test_a_job_says_that_it_has_ended(tmp_path: Path, capsys: Any, how: str) -> None:
     records = str(tmp_path / "records")
-    for one in start(tmp_path, how):
-        one.communicate(timeout=limit(60))
-        assert one.returncode == 0
+    for process in start(tmp_path, how):
+        process.communicate(timeout=limit(60))
+        assert process.returncode == 0
     assert main(["trace", records]) == 0
     assert capsys.readouterr().out.startswith("nothing is wrong: every operation")
     assert main(["top", records, "--every", "0.01"]) == 0
@@ -278,8 +278,8 @@ def test_a_job_says_that_it_has_ended(tmp_path: Path, capsys: Any, how: str) -> 
 
 def test_the_latest_of_two_runs_in_one_folder_is_shown(tmp_path: Path, capsys: Any) -> None:
     for _ in range(2):
-        for one in start(tmp_path, "ends"):
-            one.communicate(timeout=limit(60))
+        for process in start(tmp_path, "ends"):
+            process.communicate(timeout=limit(60))
         (tmp_path / "store").unlink(missing_ok=True)
     assert main(["top", str(tmp_path / "records"), "--every", "0.01"]) == 0
     assert len(capsys.readouterr().out.splitlines()) == 4

@@ -25,16 +25,16 @@ LATER = [("healthy", 2), ("mismatch", 2), ("straggler", 8), ("hang", 64)]
 # The texts of each figure, and where they stand in the window; the texts of the page with colors.
 LOOK = """
 (() => {
-  const box = (one) => {
-    const at = one.getBoundingClientRect();
+  const box = (element) => {
+    const at = element.getBoundingClientRect();
     return [at.left, at.top, at.right, at.bottom];
   };
   const figures = [...document.querySelectorAll(".plot")].map((plot) =>
     [...plot.querySelectorAll("svg text")]
-      .filter((one) => one.textContent.trim() && one.getBoundingClientRect().width)
-      .map((one) => [one.textContent, ...box(one), getComputedStyle(one).fill]));
+      .filter((element) => element.textContent.trim() && element.getBoundingClientRect().width)
+      .map((element) => [element.textContent, ...box(element), getComputedStyle(element).fill]));
   const texts = [...document.querySelectorAll("h1,h2,p,th,td,figcaption")]
-    .map((one) => [one.textContent, getComputedStyle(one).color]);
+    .map((element) => [element.textContent, getComputedStyle(element).color]);
   return {
     figures, texts, wide: document.documentElement.scrollWidth, window: innerWidth,
     plots: [...document.querySelectorAll(".plot")].map(box),
@@ -59,8 +59,8 @@ def flights(kind: str, size: int) -> list[Flight]:
 
 @pytest.fixture(scope="module")
 def chromium() -> Iterator[Browser]:
-    with Browser() as one:
-        yield one
+    with Browser() as started:
+        yield started
 
 
 def look(chromium: Browser, page: Path, width: int, dark: bool) -> dict[str, Any]:
@@ -74,7 +74,7 @@ def look(chromium: Browser, page: Path, width: int, dark: bool) -> dict[str, Any
         mobile=False,
     )
     chromium.open(page.as_uri())
-    chromium.wait_for("[...document.querySelectorAll('.plot')].every(one => one.data)")
+    chromium.wait_for("[...document.querySelectorAll('.plot')].every(plot => plot.data)")
     seen: dict[str, Any] = chromium.run(LOOK)
     return seen
 
@@ -99,7 +99,7 @@ def rgb(text: str) -> str:
     ("kind", "size"),
     [
         *[("hang", 8), ("straggler", 64)],
-        *[pytest.param(*one, marks=pytest.mark.slow) for one in LATER],
+        *[pytest.param(*case, marks=pytest.mark.slow) for case in LATER],
     ],
 )
 def test_nothing_overlaps(tmp_path: Path, chromium: Browser, kind: str, size: int) -> None:

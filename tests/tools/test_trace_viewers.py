@@ -44,7 +44,7 @@ def hang(size: int, hosts: int) -> list[Flight]:
 
 def lanes_of(job: Job) -> dict[tuple[int, str], int]:
     """Return how many slices of calls, waits and moves each rank's records have."""
-    found: dict[tuple[int, str], int] = {}
+    counts: dict[tuple[int, str], int] = {}
     for record in job.records:
         for operation in record.operations:
             called, began = operation.called_ns or 0, operation.began_ns or 0
@@ -53,8 +53,8 @@ def lanes_of(job: Job) -> dict[tuple[int, str], int]:
             waits = int(began > called) + int(operation.waited_ns > 0)
             for kind, count in {"calls": 1, "wait": waits, "move": int(moves)}.items():
                 key = (record.global_rank, kind)
-                found[key] = found.get(key, 0) + count
-    return {key: count for key, count in found.items() if count}
+                counts[key] = counts.get(key, 0) + count
+    return {key: count for key, count in counts.items() if count}
 
 
 @pytest.mark.parametrize(
@@ -91,7 +91,7 @@ def test_perfetto_opens_the_trace(tmp_path: Path, size: int, hosts: int) -> None
     assert not_ended == [[size - 1]]
     # A flow goes through all ranks of a collective: one arrow less than there are ranks.
     assert len(flows) == 12 * (size - 1) + max(size - 2, 0)
-    assert all(one == other and a != b for one, other, a, b in flows)
+    assert all(name == other and a != b for name, other, a, b in flows)
 
 
 def test_perfetto_knows_how_long_a_rank_waited(tmp_path: Path) -> None:

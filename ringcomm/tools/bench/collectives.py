@@ -28,9 +28,9 @@ from ringcomm.tools.bench.cases import Case, Form
 from ringcomm.tools.bench.measured import BenchmarkError, BusyCores, Measured
 from ringcomm.tools.bench.progress import Lines
 from ringcomm.tools.bench.ranks import Rank
-from ringcomm.tools.bench.sample import Facts, Job, Sample, Table
+from ringcomm.tools.bench.sample import Facts, Sample, Table, Workload
 
-NAME = "collectives"  # of what JSON has
+NAME = "collectives"  # the key in JSON
 FEWEST, MOST = 5, 20_000  # calls a round
 FEWEST_COPIED = 256 << 10  # bytes from which on a call is compared with its copies
 COPY_PASSES = 3
@@ -48,15 +48,15 @@ def enter(rank: Rank, device: str) -> None:
     measured.join(rank)
 
 
-def make(rank: Rank, job: Job) -> Case:
-    """Return the job ready to be called."""
-    return cases.make(job.collective, job.count, rank.index, rank.size, job.form)
+def make(rank: Rank, workload: Workload) -> Case:
+    """Return the workload ready to be called."""
+    return cases.make(workload.collective, workload.count, rank.index, rank.size, workload.form)
 
 
-def count_wrong(rank: Rank, job: Job) -> int | str:
+def count_wrong(rank: Rank, workload: Workload) -> int | str:
     """Return how many elements of this rank's result are wrong, or why the backend refuses."""
     try:
-        return make(rank, job).wrong()
+        return make(rank, workload).wrong()
     except dist.DistError:  # a rank or its connection failed
         raise
     except (RuntimeError, TypeError, ValueError) as error:
@@ -70,20 +70,20 @@ def in_stream(call: Callable[[], object]) -> None:
     torch.cuda.synchronize()
 
 
-def time_calls(rank: Rank, job: Job, calls: int) -> list[float]:
+def time_calls(rank: Rank, workload: Workload, calls: int) -> list[float]:
     """Return the seconds of each of `calls` calls on this rank, after some that do not count.
 
     On CUDA a time is the ON_STREAM-th part of that of so many calls in a row.
     """
-    key = str(job)
+    key = str(workload)
     if key not in rank.kept:
         rank.kept.clear()
-        case = make(rank, job)
+        case = make(rank, workload)
         for tensor in (case.given, case.result):
             tensor.zero_()  # sums of zeros stay in range however often they are summed
         rank.kept[key] = case.call
     call, clock = rank.kept[key], time.perf_counter
-    cuda = job.form.device == "cuda"
+    cuda = workload.form.device == "cuda"
     once = functools.partial(in_stream, call) if cuda else call
     times = [0.0] * calls
     gc.disable()
@@ -135,49 +135,50 @@ class Bench:
         for some in self.sets.values():
             some(enter, options.device, seconds=options.limit)
 
-    def measure(self, job: Job) -> list[Sample]:
+    def measure(self, workload: Workload) -> list[Sample]:
         """Check, time every backend in turn for some rounds, and check again."""
         loads = [False, True] if self.busy else [False]
-        samples = [Sample(job, backend, loaded) for loaded in loads for backend in self.sets]
-        refused = self.check(job, samples)
+        samples = [Sample(workload, backend, loaded) for loaded in loads for backend in self.sets]
+        refused = self.check(workload, samples)
         timed = [sample for sample in samples if not sample.refused]
         for sample in timed:
-            if sample.backend == "ringcomm" and job.form.device == "cpu":
-                sample.algorithm = algorithm(job.collective, job.size, job.ranks)
+            if sample.backend == "ringcomm" and workload.form.device == "cpu":
+                sample.algorithm = algorithm(workload.collective, workload.size, workload.ranks)
             sample.calls = self.fitting_calls(sample)
         for number in range(self.options.rounds):
-            self.lines.step(f"{self.name(job)}, round {number + 1}", advance=1)
+            self.lines.step(f"{self.name(workload)}, round {number + 1}", advance=1)
             # Each round begins with another one: none always follows the same.
             at = number % max(1, len(timed))
             for sample in timed[at:] + timed[:at]:
                 sample.add(self.time(sample, sample.calls))
                 if self.is_copied(sample):
-                    sample.copies.append(self.time_of_copies(job))
-        if self.check(job, samples) != refused:
-            raise BenchmarkError(f"{self.name(job)}: a backend refused it after some calls")
+                    sample.copies.append(self.time_of_copies(workload))
+        if self.check(workload, samples) != refused:
+            raise BenchmarkError(f"{self.name(workload)}: a backend refused it after some calls")
         return samples
 
     @staticmethod
-    def name(job: Job) -> str:
-        return f"{job.collective} {show_size(job.size)} {job.form.type}, {job.ranks} ranks"
+    def name(workload: Workload) -> str:
+        what = f"{workload.collective} {show_size(workload.size)} {workload.form.type}"
+        return f"{what}, {workload.ranks} ranks"
 
-    def check(self, job: Job, samples: list[Sample]) -> dict[str, str]:
+    def check(self, workload: Workload, samples: list[Sample]) -> dict[str, str]:
         """Tell the samples what is wrong; returns why backends refuse, by backend.
 
         Without `--check` a call is made, too: it tells whether the backend refuses.
         """
         refused = {}
         for backend, ranks in self.sets.items():
-            answers = ranks(count_wrong, job, seconds=self.options.limit)
+            answers = ranks(count_wrong, workload, seconds=self.options.limit)
             texts = [answer for answer in answers if isinstance(answer, str)]
             if texts and len(texts) < len(answers):
-                raise BenchmarkError(f"{backend}: {self.name(job)}: {texts[0]}")
+                raise BenchmarkError(f"{backend}: {self.name(workload)}: {texts[0]}")
             if texts:
                 refused[backend] = texts[0]
             for sample in samples:
                 if sample.backend == backend and texts:
                     sample.refused = texts[0]
-                elif sample.backend == backend and self.options.check and job.count:
+                elif sample.backend == backend and self.options.check and workload.count:
                     numbers = [answer for answer in answers if isinstance(answer, int)]
                     sample.wrong = max(sample.wrong or 0, sum(numbers))
         return refused
@@ -185,35 +186,35 @@ class Bench:
     def fitting_calls(self, sample: Sample) -> int:
         """Return how many calls take about `--seconds`."""
         typical = statistics.median(self.time(sample, FEWEST))
-        typical *= ON_STREAM if sample.job.form.device == "cuda" else 1
+        typical *= ON_STREAM if sample.workload.form.device == "cuda" else 1
         return max(FEWEST, min(MOST, int(self.options.seconds / typical)))
 
     def is_copied(self, sample: Sample) -> bool:
-        """Whether its copies are timed: those of plans in memory, called as plans are counted."""
-        form = sample.job.form
-        usual = form.device == "cpu" and form.in_place == cases.IN_PLACE[sample.job.collective][0]
+        """Tell whether its copies are timed: for plans in memory, called as plans are counted."""
+        form, usual_place = sample.workload.form, cases.IN_PLACE[sample.workload.collective][0]
+        usual = form.device == "cpu" and form.in_place == usual_place
         ours = sample.backend == "ringcomm" and not sample.loaded
-        return ours and usual and sample.job.size >= FEWEST_COPIED
+        return ours and usual and sample.workload.size >= FEWEST_COPIED
 
-    def time_of_copies(self, job: Job) -> float:
+    def time_of_copies(self, workload: Workload) -> float:
         """Return what the copies of a call take with the faster kind, all ranks at once."""
-        by_rank = self.sets["ringcomm"](time_copies, job.size, seconds=self.options.limit)
+        by_rank = self.sets["ringcomm"](time_copies, workload.size, seconds=self.options.limit)
         kinds = zip(*by_rank, strict=True)
         fastest = min(statistics.median(measured.slowest(list(kind))) for kind in kinds)
-        return cases.COPIES[job.collective](job.ranks) * fastest
+        return cases.COPIES[workload.collective](workload.ranks) * fastest
 
     def time(self, sample: Sample, calls: int) -> list[float]:
         ranks = self.sets[sample.backend]
         if sample.loaded and self.busy:
             self.busy.run()
-        times = ranks(time_calls, sample.job, calls, seconds=self.options.limit)
+        times = ranks(time_calls, sample.workload, calls, seconds=self.options.limit)
         if self.busy:
             self.busy.pause()
         return measured.slowest(times)
 
 
-def jobs(options: argparse.Namespace, ranks: int) -> Iterator[list[list[Job]]]:
-    """Yield a table after the other: a list a size, with a job for in place and out of place."""
+def workloads(options: argparse.Namespace, ranks: int) -> Iterator[list[list[Workload]]]:
+    """Yield the tables: for each size a list, with a workload for in place and out of place."""
     for collective in options.collectives:
         moves = collective != "barrier"
         for type_ in options.types if moves else ["float32"]:
@@ -223,7 +224,7 @@ def jobs(options: argparse.Namespace, ranks: int) -> Iterator[list[list[Job]]]:
                 counts = [cases.elements(collective, s, ranks, size) for s in options.sizes]
                 yield [
                     [
-                        Job(collective, count, ranks, replace(form, in_place=in_place))
+                        Workload(collective, count, ranks, replace(form, in_place=in_place))
                         for in_place in cases.IN_PLACE[collective]
                     ]
                     for count in dict.fromkeys(counts)  # sizes that come to the same, once
@@ -232,7 +233,7 @@ def jobs(options: argparse.Namespace, ranks: int) -> Iterator[list[list[Job]]]:
 
 def parts(options: argparse.Namespace) -> int:
     """Return how many rounds all of it has: what the bar counts."""
-    every = (jobs(options, ranks) for ranks in options.ranks)
+    every = (workloads(options, ranks) for ranks in options.ranks)
     return options.rounds * sum(len(row) for some in every for table in some for row in table)
 
 
@@ -242,15 +243,16 @@ def measure(options: argparse.Namespace, lines: Lines) -> list[Facts]:
     for ranks in options.ranks:
         with contextlib.ExitStack() as stack:
             bench = Bench(options, ranks, lines, stack)
-            for rows in jobs(options, ranks):
+            for rows in workloads(options, ranks):
                 facts += measure_table(bench, rows)
     return facts
 
 
-def measure_table(bench: Bench, rows: list[list[Job]]) -> list[Facts]:
-    options, job, found = bench.options, rows[0][0], list[Facts]()
-    table = Table(job, options.backends, options.loaded, options.markdown)
-    what = f"{job.collective}, {job.ranks} ranks, {job.form.type}, {job.form.device}"
+def measure_table(bench: Bench, rows: list[list[Workload]]) -> list[Facts]:
+    options, workload, all_facts = bench.options, rows[0][0], list[Facts]()
+    table = Table(workload, options.backends, options.loaded, options.markdown)
+    form = workload.form
+    what = f"{workload.collective}, {workload.ranks} ranks, {form.type}, {form.device}"
     bench.lines.say(
         f"{'### ' if options.markdown else ''}{what}: "
         f"median and lowest..highest of {options.rounds} rounds\n"
@@ -259,10 +261,10 @@ def measure_table(bench: Bench, rows: list[list[Job]]) -> list[Facts]:
     for line in table.head() if ours else []:
         bench.lines.say(line)
     for row in rows:
-        facts = [sample.facts() for job in row for sample in bench.measure(job)]
+        facts = [sample.facts() for workload in row for sample in bench.measure(workload)]
         for line in table.rows(facts) if ours else []:
             bench.lines.say(line)
-        found += facts
-    for line in [""] if ours else nccl.lines_of(found):
+        all_facts += facts
+    for line in [""] if ours else nccl.lines_of(all_facts):
         bench.lines.say(line)
-    return found
+    return all_facts

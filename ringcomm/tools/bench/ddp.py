@@ -27,7 +27,7 @@ from ringcomm.tools.bench.ranks import Rank
 from ringcomm.tools.bench.report import Spread, table_lines
 from ringcomm.tools.bench.sharing import Model
 
-NAME = "ddp"  # of what JSON has
+NAME = "ddp"  # the key in JSON
 TITLES = {"ddp": "DDP", "fsdp2": "FSDP2"}
 MODEL = ("model", "wrapper", "width", "layers", "batch")  # options, as Model has them
 STEPS = {"step": "step", "silent_step": "without communication", "exposed": "exposed communication"}

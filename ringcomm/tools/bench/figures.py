@@ -14,7 +14,7 @@ from ringcomm.tools.bench.sample import Facts, peer_of
 from ringcomm.tools.page import COLORS, DASHES, GREY, Page
 
 Trace = dict[str, Any]
-Value = Callable[[Facts, str], float]  # of a sample, at its "median", "low" or "high"
+Value = Callable[[Facts, str], float]  # a sample's, at its "median", "low" or "high"
 
 MOST_TICKS = 6
 METHOD = (
@@ -236,8 +236,8 @@ def time_axis(seconds: Sequence[float]) -> dict[str, Any]:
 
 def bound_of(samples: Sequence[Facts]) -> list[tuple[int, float]]:
     """Return (bytes, seconds) of what a call's copies alone take, by size."""
-    found = [(int(s["bytes"]), statistics.median(s["copies_s"])) for s in samples if s["copies_s"]]
-    return sorted(found)
+    points = [(int(s["bytes"]), statistics.median(s["copies_s"])) for s in samples if s["copies_s"]]
+    return sorted(points)
 
 
 def bound_busbw(

@@ -56,7 +56,7 @@ def slowest(times: list[list[float]]) -> list[float]:
 
 
 def prepare(rank: Rank) -> None:
-    """Load everything that initialisation needs: what follows it is the backend's own time."""
+    """Load everything that initialisation needs, so that it takes only the backend's own time."""
     if rank.backend != "ringcomm":
         return
     if not find_spec("ringcomm"):

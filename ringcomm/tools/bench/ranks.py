@@ -221,5 +221,5 @@ def serve(pipe: Connection, rank: Rank, joins: Callable[[Rank, str], None] | Non
             pipe.send((True, task(rank, *args)))
         except BaseException as error:  # noqa: BLE001  it is the caller's
             plain = isinstance(error, (ImportError, AssertionError)) and bool(str(error))
-            with contextlib.suppress(OSError):  # nobody is there to read it
+            with contextlib.suppress(OSError):  # no process is there to read it
                 pipe.send((False, (str(error), traceback.format_exc().rstrip(), plain)))

@@ -58,7 +58,7 @@ def json_text(value: Any, depth: int = 0) -> str:
 
 
 def has_more(value: Any) -> bool:
-    """Whether it is an object, or a list that holds others: these stand in lines of their own."""
+    """Tell whether it is an object, or a list of others: these stand in lines of their own."""
     return isinstance(value, dict) or any(isinstance(item, (dict, list)) for item in value)
 
 

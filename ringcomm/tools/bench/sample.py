@@ -48,7 +48,7 @@ PLACE = [
 
 
 @dataclass(frozen=True)
-class Job:
+class Workload:
     """A collective of so many elements, between so many ranks, in a form."""
 
     collective: str
@@ -68,17 +68,17 @@ class Job:
 
 @dataclass
 class Sample:
-    """A job on one backend, idle or loaded. Times are in seconds."""
+    """A workload on one backend, idle or loaded. Times are in seconds."""
 
-    job: Job
+    workload: Workload
     backend: str
     loaded: bool = False
-    algorithm: str = ""  # of ringcomm, where it is known
+    algorithm: str = ""  # ringcomm's, where it is known
     calls: int = 0  # a round
     rounds: list[float] = field(default_factory=list)  # the median of each round's calls
     times: list[float] = field(default_factory=list)  # every call of every round
     copies: list[float] = field(default_factory=list)  # each round's: what its copies alone take
-    wrong: int | None = None  # elements on all ranks; None: nobody looked
+    wrong: int | None = None  # elements on all ranks; None: not counted
     refused: str = ""  # why the backend does not do that
 
     def add(self, times: list[float]) -> None:
@@ -87,17 +87,17 @@ class Sample:
 
     def facts(self) -> dict[str, Any]:
         """Return what JSON gets."""
-        job = self.job
+        workload = self.workload
         named = {
-            "collective": job.collective,
+            "collective": workload.collective,
             "backend": self.backend,
-            "ranks": job.ranks,
-            "device": job.form.device,
-            "type": job.form.type,
-            "redop": job.redop,
-            "in_place": job.form.in_place,
-            "bytes": job.size,
-            "count": job.count,
+            "ranks": workload.ranks,
+            "device": workload.form.device,
+            "type": workload.form.type,
+            "redop": workload.redop,
+            "in_place": workload.form.in_place,
+            "bytes": workload.size,
+            "count": workload.count,
             "loaded": self.loaded,
             "algorithm": self.algorithm,
             "wrong": self.wrong,
@@ -106,8 +106,10 @@ class Sample:
         return named if self.refused else named | self._figures()
 
     def _figures(self) -> dict[str, Any]:
-        spread, job = Spread.of(self.rounds), self.job
-        algbw, busbw = cases.bandwidths(job.collective, job.size, spread.median, job.ranks)
+        spread, workload = Spread.of(self.rounds), self.workload
+        algbw, busbw = cases.bandwidths(
+            workload.collective, workload.size, spread.median, workload.ranks
+        )
         cuts = statistics.quantiles(self.times, n=100, method="inclusive")
         copied = statistics.median(self.copies) / spread.median if self.copies else None
         return {
@@ -151,11 +153,14 @@ def peer_of(backends: Sequence[str]) -> str | None:
 class Table:
     """A table as nccl-tests print it, a line a backend and size, which grows while it is shown."""
 
-    def __init__(self, job: Job, backends: Sequence[str], loads: bool, markdown: bool) -> None:
-        self.places, self.loads, self.markdown = cases.IN_PLACE[job.collective], loads, markdown
-        self.moves = job.count > 0
+    def __init__(
+        self, workload: Workload, backends: Sequence[str], loads: bool, markdown: bool
+    ) -> None:
+        self.places = cases.IN_PLACE[workload.collective]
+        self.loads, self.markdown = loads, markdown
+        self.moves = workload.count > 0
         self.peer = peer_of(backends)
-        self.copies = "ringcomm" in backends and job.form.device == "cpu"
+        self.copies = "ringcomm" in backends and workload.form.device == "cpu"
         first = [("backend", "", max(7, *map(len, backends))), *COLUMNS] + [("load", "", 4)] * loads
         last = [("copies", "of time", 7)] * self.copies + [("vs idle", "times", 7)] * loads
         if self.peer:

@@ -19,8 +19,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ringcomm.tools.bench.ranks import Rank
 
-TOKENS = 32  # of an example for a transformer
-HEAD = 64  # of its width, for each head of attention
+TOKENS = 32  # in an example for a transformer
+HEAD = 64  # width of each head of attention
 
 
 @dataclass(frozen=True)

@@ -9,15 +9,15 @@ from dataclasses import dataclass, field
 from ringcomm.tools.doctor.facts import UNKNOWN, Facts
 from ringcomm.tools.doctor.measure import Pair
 from ringcomm.tools.doctor.meeting import Reached
-from ringcomm.tools.doctor.probe import Link
+from ringcomm.tools.doctor.probe import Reachability
 
 
 @dataclass
 class Evidence:
     """Everything that one run found: findings.py judges it.
 
-    `links` and `pairs` are by (from, to) and by the two ranks; `closed` says what a port answered
-    on which nobody listens, by (from, address).
+    `links` and `pairs` are by (from, to) and by the two ranks; `closed` has the answer of
+    a port without a listener, by (from, address).
     """
 
     world: int
@@ -26,7 +26,7 @@ class Evidence:
     reached: Reached = field(default_factory=Reached)
     own_store: bool = False  # rank 0 serves it
     met: bool = False  # this rank has the store
-    links: dict[tuple[int, int], Link] = field(default_factory=dict)
+    links: dict[tuple[int, int], Reachability] = field(default_factory=dict)
     closed: dict[tuple[int, str], str] = field(default_factory=dict)
     pairs: dict[tuple[int, int], Pair] = field(default_factory=dict)
     lost: dict[int, str] = field(default_factory=dict)  # came, and fell silent: in which stage
@@ -71,7 +71,7 @@ def shares_memory(mine: Facts, theirs: Facts) -> str:
     return ""
 
 
-def asker(links: dict[tuple[int, int], Link], low: int, high: int) -> tuple[int, int]:
+def asker(links: dict[tuple[int, int], Reachability], low: int, high: int) -> tuple[int, int]:
     """Return which rank of a pair has the connection to measure, and its peer; -1: neither."""
     forth, back = links.get((low, high)), links.get((high, low))
     if forth and (forth.memory == "shared" or forth.reaches):

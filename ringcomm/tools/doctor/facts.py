@@ -45,8 +45,8 @@ class Facts:
     descriptors_limit: int = -1
     descriptors_hard: int = -1
     descriptors_open: int = -1
-    memory_available: int = -1  # of the host
-    memory_limit: int = -1  # of the cgroup; -1: none
+    memory_available: int = -1  # on the host
+    memory_limit: int = -1  # the cgroup's; -1: none
     memory_used: int = -1
     oom_kills: int = 0
     memfd_error: str = ""

@@ -288,7 +288,7 @@ def on_loopback(address: str) -> bool:
 
 
 def apart(evidence: Evidence) -> Iterator[Finding]:
-    """Ranks of one machine that share no memory, where that is a surprise."""
+    """Find ranks of one machine that share no memory, where that is a surprise."""
     told: dict[str, list[int]] = defaultdict(list)
     for (rank, peer), link in sorted(evidence.links.items()):
         if link.memory not in ("", "shared"):
@@ -305,7 +305,7 @@ def apart(evidence: Evidence) -> Iterator[Finding]:
 
 
 def unreached(evidence: Evidence) -> Iterator[Finding]:
-    """Pairs without any connection, and pairs that only one side can connect."""
+    """Find pairs without any connection, and pairs that only one side can connect."""
     for (source, target), ranks in by_hosts(evidence, both=True).items():
         near, far = evidence.ranks[source], evidence.ranks[target]
         sentence = f"{upper_first(on_host(near, ranks[0]))} and {on_host(far, ranks[1])} cannot "
@@ -330,7 +330,7 @@ def by_hosts(evidence: Evidence, both: bool) -> dict[tuple[int, int], tuple[set[
 
 
 def answers(evidence: Evidence) -> Iterator[Finding]:
-    """Addresses that answered something else than a connection, by host and answer."""
+    """Find addresses that answered something else than a connection, by host and answer."""
     first = {rank: ranks[0] for ranks in machines(evidence).values() for rank in ranks}
     groups: dict[tuple[int, int, str, str], tuple[set[int], set[int], bool]] = {}
     for (rank, peer), link in sorted(evidence.links.items()):
@@ -395,15 +395,15 @@ def mtu(evidence: Evidence) -> Iterator[Finding]:
     stalls: dict[tuple[str, int], list[int]] = defaultdict(list)
     differ: set[tuple[str, ...]] = set()
     for pair in evidence.pairs.values():
-        one, other = (evidence.ranks[rank] for rank in pair.ranks)
-        near, far = interface(one, pair.local), interface(other, pair.remote)
+        near_rank, far_rank = (evidence.ranks[rank] for rank in pair.ranks)
+        near, far = interface(near_rank, pair.local), interface(far_rank, pair.remote)
         if loses_large(pair):
-            ends = [one.host, other.host]
+            ends = [near_rank.host, far_rank.host]
             forth = pair.trouble.endswith("forth")
             way = " to ".join(ends if forth else ends[::-1])
             stalls[way, (near if forth else far)[1]] += pair.ranks
         elif near[1] and far[1] and near[1] != far[1]:
-            sides = ((one.host, *near), (other.host, *far))
+            sides = ((near_rank.host, *near), (far_rank.host, *far))
             told = [f"{name} of {host} has an MTU of {size} bytes" for host, name, size in sides]
             differ.add(tuple(sorted(told)))
     for (way, size), ranks in stalls.items():
@@ -450,14 +450,14 @@ def clock(evidence: Evidence) -> Iterator[Finding]:
 
 
 def slow(evidence: Evidence) -> Iterator[Finding]:
-    """Pairs of hosts that are much slower than most; the best pair of ranks counts."""
+    """Find pairs of hosts that are much slower than most; the best pair of ranks counts."""
     best: dict[tuple[str, str], list[float]] = {}
     for pair in evidence.pairs.values():
         if pair.trouble or not pair.forth or not pair.back or not pair.remote:
             continue
-        one, other = (evidence.ranks[rank] for rank in pair.ranks)
-        if one.machine != other.machine:
-            low, high = sorted((one.host, other.host))
+        near, far = (evidence.ranks[rank] for rank in pair.ranks)
+        if near.machine != far.machine:
+            low, high = sorted((near.host, far.host))
             known = best.setdefault((low, high), [0.0, 1e9])
             known[0] = max(known[0], min(pair.forth, pair.back))
             known[1] = min(known[1], pair.latency)

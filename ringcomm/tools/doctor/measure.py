@@ -124,7 +124,7 @@ class Asker:
         self.scratch = bytearray(WINDOW) if window is not None else bytearray()
 
     def run(self, end: float, burst_seconds: float) -> None:
-        """Fill in the pair. What fails is told there."""
+        """Fill in the pair, its failures included."""
         doing = ""
         try:
             if self.window is None:

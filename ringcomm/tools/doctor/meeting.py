@@ -93,7 +93,7 @@ class Reached:
     port: int = 0
     resolved: list[str] = field(default_factory=list)
     answers: dict[str, str] = field(default_factory=dict)
-    error: str = ""  # of the name, or of what answered and is no store
+    error: str = ""  # about the name, or about something that answered and is no store
 
     @property
     def loopback(self) -> bool:

@@ -1,7 +1,7 @@
 """Connections between the ranks: to every address of every peer, in both directions.
 
-A connection counts once the peer has answered the greeting: what listens at an address may be
-another process, or another host that has the same address.
+A connection counts once the peer has answered the greeting: the listener at an address may
+be another process, or another host that has the same address.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ REPLY = struct.Struct("!8s32s")
 NO_ADDRESS = -1  # in a greeting over a Unix socket
 SPARE_DESCRIPTORS = 32  # are left to the rest of the process
 MOST_AT_ONCE = 256
-CLOSED_PORT = 9  # discard: nobody listens there, so a host that can be reached refuses
+CLOSED_PORT = 9  # discard: it has no listener, so a host that can be reached refuses
 WINDOW = 4 << 20  # bytes of memory that each rank shares
 
 CONNECTED, REFUSED, DROPPED = "connected", "refused", "timed out"
@@ -39,7 +39,7 @@ SILENT, STRANGER, OTHER_SECRET = "no answer", "another process", "another secret
 
 
 @dataclass
-class Link:
+class Reachability:
     """The way from one rank to another: the answer of each address."""
 
     answers: dict[str, str] = field(default_factory=dict)
@@ -104,12 +104,12 @@ class Acceptor(threading.Thread):
     def run(self) -> None:
         while not self._stop:
             for key, _ in self._selector.select(0.05):
-                one = key.fileobj
-                assert isinstance(one, socket.socket)
+                ready = key.fileobj
+                assert isinstance(ready, socket.socket)
                 if key.data:
-                    self._accept(one)
+                    self._accept(ready)
                 else:
-                    self._hear(one)
+                    self._hear(ready)
 
     def _accept(self, listener: socket.socket) -> None:
         try:
@@ -175,7 +175,7 @@ class Attempt:
     """One connection that is being made."""
 
     peer: int
-    index: int  # of the peer's address
+    index: int  # the number of the peer's address
     address: str
     answer: str = DROPPED
     socket: socket.socket | None = None

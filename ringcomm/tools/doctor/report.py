@@ -63,12 +63,12 @@ def matrices(evidence: Evidence) -> dict[str, Matrix]:
     empty: list[Matrix] = [[[None] * len(ranks) for _ in ranks] for _ in range(2)]
     latency, bandwidth = empty
     for pair in evidence.pairs.values():
-        one, other = (place.get(rank, -1) for rank in pair.ranks)
-        if min(one, other) < 0:
+        row, column = (place.get(rank, -1) for rank in pair.ranks)
+        if min(row, column) < 0:
             continue
-        latency[one][other] = latency[other][one] = pair.latency or None
-        bandwidth[one][other] = pair.forth or None
-        bandwidth[other][one] = pair.back or None
+        latency[row][column] = latency[column][row] = pair.latency or None
+        bandwidth[row][column] = pair.forth or None
+        bandwidth[column][row] = pair.back or None
     return {"latency": latency, "bandwidth": bandwidth}
 
 
@@ -215,16 +215,16 @@ def as_json(evidence: Evidence, findings: list[Finding]) -> dict[str, Any]:
         "status": status_of(findings),
         "world": evidence.world,
         "seconds": evidence.seconds,
-        "findings": [asdict(each) for each in findings],
+        "findings": [asdict(finding) for finding in findings],
         "absent": sorted(set(range(evidence.world)) - set(evidence.ranks)),
         "store": asdict(evidence.reached),
         "ranks": [facts.as_dict() for _, facts in sorted(evidence.ranks.items())],
         "links": [
-            {"from": one, "to": other, **asdict(link)}
-            for (one, other), link in sorted(evidence.links.items())
+            {"from": rank, "to": other, **asdict(link)}
+            for (rank, other), link in sorted(evidence.links.items())
         ],
-        "pairs": [pair_json(evidence, one, other) for one in sorted(evidence.ranks)
-                  for other in sorted(evidence.ranks) if one <= other],
+        "pairs": [pair_json(evidence, rank, other) for rank in sorted(evidence.ranks)
+                  for other in sorted(evidence.ranks) if rank <= other],
     }  # fmt: skip
 
 
@@ -243,11 +243,11 @@ def page(evidence: Evidence, findings: list[Finding], path: Path) -> None:
     """Write the page. Raises ValueError where `ringcomm[tools]` is missing, and OSError."""
     made = Page("ringcomm doctor", upper_first(headline(evidence, findings).partition(": ")[2]))
     made.heading("What is bad")
-    serious = [each for each in findings if each.severity != NOTE]
+    serious = [finding for finding in findings if finding.severity != NOTE]
     if not serious:
         made.text("Nothing.")
-    for each in findings:
-        made.text(f"{each.severity.capitalize()}: {each.sentence} {remedy(each)}")
+    for finding in findings:
+        made.text(f"{finding.severity.capitalize()}: {finding.sentence} {remedy(finding)}")
     if len(evidence.ranks) > 1:
         made.heading("Every pair of ranks")
         made.text(ABOUT)
@@ -255,11 +255,11 @@ def page(evidence: Evidence, findings: list[Finding], path: Path) -> None:
             made.figure(figure, caption, height)
         rows = [
             [
-                f"ranks {min(each['ranks'])} and {max(each['ranks'])}",
-                *(each[name] for name in ("transport", "why", "way")),
+                f"ranks {min(pair['ranks'])} and {max(pair['ranks'])}",
+                *(pair[name] for name in ("transport", "why", "way")),
             ]
-            for each in as_json(evidence, findings)["pairs"]
-            if each["transport"] != SELF
+            for pair in as_json(evidence, findings)["pairs"]
+            if pair["transport"] != SELF
         ]
         made.table(["pair", "transport", "why", "way"], rows[:200])
         if len(rows) > 200:
@@ -283,7 +283,7 @@ def figures(evidence: Evidence) -> list[tuple[dict[str, Any], str, int]]:
     """Return the heat maps: transport, latency and bandwidth, with captions and heights."""
     ranks = sorted(evidence.ranks)
     height = heat_height(ranks)
-    cells = [[transport(evidence, one, other)[0] for other in ranks] for one in ranks]
+    cells = [[transport(evidence, rank, other)[0] for other in ranks] for rank in ranks]
     numbers = [[[*KINDS].index(kind) for kind in row] for row in cells]
     caption = "Transport of each pair. 'none': the ranks do not reach one another."
     drawn = [(heat(ranks, numbers, steps(), cells), caption, height)]

@@ -27,7 +27,7 @@ from ringcomm.tools.doctor.evidence import Evidence, asker, shares_memory
 from ringcomm.tools.doctor.facts import Facts
 from ringcomm.tools.doctor.measure import Asker, Pair
 from ringcomm.tools.doctor.meeting import Clock, Place, Reached, Table, open_store, resolve
-from ringcomm.tools.doctor.probe import NO_ADDRESS, Acceptor, Attempt, Keys, Link, Window
+from ringcomm.tools.doctor.probe import NO_ADDRESS, Acceptor, Attempt, Keys, Reachability, Window
 
 # Seconds: the roll is called at ROLL of every clock, or earlier when all ranks are there.
 STORE, ROLL, CONNECT, VERDICTS, MEASURE, GATHER, END = 9.0, 11.0, 15.5, 17.0, 20.5, 22.0, 24.0
@@ -143,7 +143,7 @@ class Examination:
         rank = self.facts.rank
         attempts: list[Attempt] = []
         asked: dict[str, Attempt] = {}
-        links = {peer: Link() for peer in self.evidence.ranks if peer != rank}
+        links = {peer: Reachability() for peer in self.evidence.ranks if peer != rank}
         sockets: dict[int, socket.socket] = {}
         for peer, link in links.items():
             theirs = self.evidence.ranks[peer]
@@ -182,7 +182,7 @@ class Examination:
         told = self.table.gather("links", others, VERDICTS)
         for peer, theirs in told.items():
             for to, link in theirs["links"].items():
-                self.evidence.links[peer, int(to)] = Link(**facts.known(Link, link))
+                self.evidence.links[peer, int(to)] = Reachability(**facts.known(Reachability, link))
             for host, answer in theirs["closed"].items():
                 self.evidence.closed[peer, host] = answer
         for peer in others:
@@ -197,20 +197,20 @@ class Examination:
         table = list(rounds(len(ranks)))
         burst = min(BURST_SECONDS, self.clock.left(MEASURE) / max(1, len(table)) / 5)
         for pairs in table:
-            for one, other in ((ranks[low], ranks[high]) for low, high in pairs):
-                if rank in (one, other) and self.clock.left(MEASURE) > 0:
-                    self.measure_pair(one, other, acceptor, sockets, burst)
+            for first, other in ((ranks[low], ranks[high]) for low, high in pairs):
+                if rank in (first, other) and self.clock.left(MEASURE) > 0:
+                    self.measure_pair(first, other, acceptor, sockets, burst)
 
     def measure_pair(
         self,
-        one: int,
+        first: int,
         other: int,
         acceptor: Acceptor,
         sockets: dict[int, socket.socket],
         burst: float,
     ) -> None:
         """Ask or answer, as who has the connection."""
-        asks, answers = asker(self.evidence.links, one, other)
+        asks, answers = asker(self.evidence.links, first, other)
         if asks < 0:
             return
         link, end = self.evidence.links[asks, answers], time.monotonic() + self.clock.left(MEASURE)

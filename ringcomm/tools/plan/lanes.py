@@ -14,12 +14,12 @@ from typing import NamedTuple
 
 from ringcomm._text import show_seconds, show_size
 from ringcomm.tools import svg
-from ringcomm.tools.plan.simulate.engine import Engine, Message, Span
+from ringcomm.tools.plan.simulate.engine import Engine, Span, TimedMessage
 
 MOST_MESSAGES = 20_000  # a browser takes seconds to show more
-LEFT, RIGHT = 76, 28  # of the time axis, in pixels, as all lengths here
-NARROWEST, WIDEST = 660, 6000  # of the time axis
-PER_MESSAGE = 15  # of the time axis, for each that the busiest rank sends
+LEFT, RIGHT = 76, 28  # margins of the time axis, in pixels, as all lengths here
+NARROWEST, WIDEST = 660, 6000  # widths of the time axis
+PER_MESSAGE = 15  # width for each message that the busiest rank sends
 COLUMNS = 52  # characters of a line of text: the head fits into a narrow window
 LINE = 17
 HOST = 20  # the line that names a host
@@ -54,13 +54,13 @@ ARROWS = "".join(
 class Scale(NamedTuple):
     """Where ranks and times lie in the picture."""
 
-    seconds: float  # of the whole
-    width: int  # of the time axis
-    top: int  # of the first lane
+    seconds: float  # for the whole operation
+    width: int  # the time axis
+    top: int  # the first lane
     lane: int  # the height of one
     bar: int  # and of what is drawn in it
     ranks: int
-    local: int  # of a host; as many as ranks: hosts are not named
+    local: int  # ranks on a host; if they are all on one, hosts are not named
 
     def x(self, seconds: float) -> float:
         return LEFT + seconds / self.seconds * self.width
@@ -88,7 +88,7 @@ def draw(title: str, notes: Sequence[str], run: Engine) -> str:
     heading = textwrap.wrap(title, COLUMNS - 8)
     lines = [*heading, *(line for note in notes for line in textwrap.wrap(note, COLUMNS))]
     size = len(run.programs)
-    busiest = max(Counter(one.sender for one in run.messages).values(), default=0)
+    busiest = max(Counter(message.sender for message in run.messages).values(), default=0)
     width = min(max(NARROWEST, PER_MESSAGE * busiest), WIDEST)
     lane = 60 if size <= 8 else 36 if size <= 16 else 20
     top = len(lines) * LINE + 4 * LINE + 58
@@ -145,7 +145,7 @@ def legend(top: float, scale: Scale) -> Iterator[str]:
 
 
 def axis(scale: Scale) -> Iterator[str]:
-    """Lines for round times, with the times above them."""
+    """Draw lines for round times, with the times above them."""
     step, unit, name = tick_of(scale.seconds, scale.width / 90)
     y = scale.top - 8
     yield svg.text(12, y - 18, f"time by the model, in {name}", "soft")
@@ -183,7 +183,7 @@ def lanes(scale: Scale, by_rank: Sequence[Sequence[Span]]) -> Iterator[str]:
 
 
 def bar(scale: Scale, span: Span, y: float) -> Iterator[str]:
-    """Draw what a rank does; what takes no time is a thin line, and no wait."""
+    """Draw a rank's work; a step that takes no time is a thin line, and no wait."""
     if span.verb == "wait" and span.end <= span.begin:
         return
     x, height = scale.x(span.begin), scale.bar if span.verb != "wait" else scale.bar * 0.4
@@ -193,37 +193,37 @@ def bar(scale: Scale, span: Span, y: float) -> Iterator[str]:
     yield svg.box(x, y - height / 2, width, height, span.verb, title=title)
 
 
-def strength(scale: Scale, messages: Sequence[Message]) -> float:
+def strength(scale: Scale, messages: Sequence[TimedMessage]) -> float:
     """Return how opaque arrows are: the less, the more of them cross, so that they do not blot."""
-    crossings = sum(abs(one.receiver - one.sender) for one in messages) / scale.ranks
+    crossings = sum(abs(message.receiver - message.sender) for message in messages) / scale.ranks
     return min(0.75, max(0.08, 0.2 * scale.width / max(crossings, 1)))
 
 
 Point = tuple[float, float]
 
 
-def arrows(scale: Scale, messages: Sequence[Message]) -> Iterator[str]:
+def arrows(scale: Scale, messages: Sequence[TimedMessage]) -> Iterator[str]:
     labels = []
     placed: list[tuple[float, float, float]] = []
-    for one in messages:
-        ends = ends_of(scale, one)
+    for message in messages:
+        ends = ends_of(scale, message)
         (x1, y1), (x2, y2) = ends
-        size = f"{show_size(one.bytes)} bytes" if one.bytes else "no bytes"
+        size = f"{show_size(message.bytes)} bytes" if message.bytes else "no bytes"
         title = (
-            f"{one.lane} from rank {one.sender} to rank {one.receiver}, {size}: sent at "
-            f"{show_seconds(one.sent)}, arrives at {show_seconds(one.arrived)}, taken at "
-            f"{show_seconds(one.taken)}"
+            f"{message.lane} from rank {message.sender} to rank {message.receiver}, {size}: "
+            f"sent at {show_seconds(message.sent)}, arrives at {show_seconds(message.arrived)}, "
+            f"taken at {show_seconds(message.taken)}"
         )
-        d, head = f"M{x1:.1f} {y1:.1f}L{x2:.1f} {y2:.1f}", f' marker-end="url(#to-{one.lane})"'
-        yield svg.path(d, one.lane, title=title, more=head)
-        if one.bytes and scale.has_labels:
-            labels.append((show_size(one.bytes), ends))
+        d, head = f"M{x1:.1f} {y1:.1f}L{x2:.1f} {y2:.1f}", f' marker-end="url(#to-{message.lane})"'
+        yield svg.path(d, message.lane, title=title, more=head)
+        if message.bytes and scale.has_labels:
+            labels.append((show_size(message.bytes), ends))
     for words, ends in labels:
         yield from label(scale, words, ends, placed)
 
 
-def ends_of(scale: Scale, message: Message) -> tuple[Point, Point]:
-    """An arrow leaves the edge of a bar and ends at the edge of another."""
+def ends_of(scale: Scale, message: TimedMessage) -> tuple[Point, Point]:
+    """Return where an arrow leaves the edge of a bar and ends at the edge of another."""
     down = 1 if message.receiver > message.sender else -1
     edge = down * scale.bar / 2
     return (

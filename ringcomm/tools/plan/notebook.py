@@ -25,14 +25,14 @@ from ringcomm.tools.plan.simulate import sweep as sweeps
 from ringcomm.tools.plan.simulate.command import Found
 
 AROUND = 380  # pixels of a page above the state of the ranks, and some beneath
-LINE = 22  # of the messages beneath it, in columns
+LINE = 22  # columns of the messages beneath it
 COLUMNS = 3
 FOUR_TIMES = tuple(1024 * 4**power for power in range(6))
 
 
 @dataclass(frozen=True, repr=False)
 class Drawing:
-    """Who has what after each round: a page with a slider, and a picture of all rounds.
+    """The parts of each rank after each round: a page with a slider, and a picture of all rounds.
 
     `html` is the page and `svg` the picture, each a whole file.
     """
@@ -159,9 +159,9 @@ def simulate(
     call = checked(collective, ranks, bytes, root, local)
     network = Network()
     where = files.find(topology, call.hosts, network)
-    found = Found.of(source.plans_of(call, algorithm), where, network)
-    text, seconds = "\n".join(found.lines()), found.engine.seconds
-    return Simulation(found.group.algorithm, seconds, found.least.seconds, text, found.svg())
+    report = Found.of(source.plans_of(call, algorithm), where, network)
+    text, seconds = "\n".join(report.lines()), report.engine.seconds
+    return Simulation(report.group.algorithm, seconds, report.least.seconds, text, report.svg())
 
 
 def sweep(

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ringcomm import _C
+from ringcomm import _planner
 from ringcomm._network import costs
 from ringcomm._network.costs import Network
 from ringcomm._text import show_seconds, show_size
@@ -27,10 +27,10 @@ from ringcomm.tools.plan.simulate.engine import simulate
 from ringcomm.tools.plan.source import counted
 
 if TYPE_CHECKING:
-    from ringcomm._C import SelectionRow
+    from ringcomm._planner import SelectionRow
 
 COLUMNS = ("#", "step", "to", "from", "bytes", "lane")
-MOST_OPERANDS = 4  # of a step in the table
+MOST_OPERANDS = 4  # for a step in the table
 SHOWN = 40
 
 
@@ -124,19 +124,19 @@ def check_shown(options: argparse.Namespace, call: Call) -> None:
 def rows_of(call: Call, network: Network) -> list[SelectionRow]:
     """Return the rows for the collective, in order: the first that fits decides."""
     local = call.local if call.hosts > 1 else 1
-    rows = _C.selection(call.ranks, str(network.choosing(call.hosts)), local)
+    rows = _planner.selection(call.ranks, str(network.choosing(call.hosts)), local)
     return [row for row in rows if row["collective"] == call.name]
 
 
 def refusal(row: SelectionRow, call: Call, network: Network) -> str:
     """Say why the row does not fit; "" where it does."""
-    needs, few_ends = row["needs"], _C.LIMITS["few_ends"]
+    needs, few_ends = row["needs"], _planner.LIMITS["few_ends"]
     if needs == "mapped" and call.hosts > 1:
         return f"there are {call.hosts} hosts"
     if needs in ("hosts", "few_hosts"):
         if no := source.no_hosts(call):
             return no
-        many = call.hosts > few_ends or call.ranks > _C.LIMITS["few_host_ranks"]
+        many = call.hosts > few_ends or call.ranks > _planner.LIMITS["few_host_ranks"]
         if needs == "few_hosts" and many:
             return f"there are {counted(call.ranks, 'rank')} on {counted(call.hosts, 'host')}"
     if needs == "sites" and (no := source.no_sites(call, network)):
@@ -150,14 +150,14 @@ def refusal(row: SelectionRow, call: Call, network: Network) -> str:
 def limits_of(call: Call, network: Network) -> list[tuple[str, int]]:
     """Return the algorithms by size in a group like this, each with the most bytes it is for."""
     any_size = call._replace(shards=[0], bytes=0)
-    found: list[tuple[str, int]] = []
+    limits: list[tuple[str, int]] = []
     for row in rows_of(call, network):
-        below = found[-1][1] if found else -1
+        below = limits[-1][1] if limits else -1
         if not refusal(row, any_size, network) and row["limit"] > below:
-            if found and found[-1][0] == row["algorithm"]:
-                found.pop()
-            found.append((row["algorithm"], row["limit"]))
-    return found
+            if limits and limits[-1][0] == row["algorithm"]:
+                limits.pop()
+            limits.append((row["algorithm"], row["limit"]))
+    return limits
 
 
 def why(call: Call, plan: Plan, asked: bool, network: Network = DEFAULT_NETWORK) -> list[str]:
@@ -224,7 +224,7 @@ def row_of(number: int, rank: int, step: Step) -> tuple[str, ...]:
 
 
 def places_of(operands: Sequence[Operand], rank: int) -> str:
-    words = [place(one, rank) for one in operands[:MOST_OPERANDS]]
+    words = [place(operand, rank) for operand in operands[:MOST_OPERANDS]]
     if len(operands) > MOST_OPERANDS:
         words.append(f"{len(operands) - MOST_OPERANDS} more")
     return ", ".join(words)

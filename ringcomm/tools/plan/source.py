@@ -21,7 +21,7 @@ from ringcomm.options import ALGORITHMS
 Asked = str | Algorithm | None
 """A name, "FILE.py:FUNCTION" or a function; None: by the library's table."""
 
-MOST_STEPS = 2_000_000  # of all ranks together: more take minutes, and much memory
+MOST_STEPS = 2_000_000  # for all ranks together: more take minutes, and much memory
 
 
 # ---- algorithms
@@ -108,7 +108,8 @@ def check_reach(call: Call, plan: Plan, asked: str | None, network: Network) -> 
             "hierarchical plans need several ranks on each of several hosts: "
             f"--hosts {call.hosts} leaves {call.local} on each"
         )
-    reads = any(one.space == "window" for step in plan.steps for one in step.targets + step.sources)
+    operands = (operand for step in plan.steps for operand in step.targets + step.sources)
+    reads = any(operand.space == "window" for operand in operands)
     if asked == "direct" and call.hosts > 1 and reads:
         raise ValueError(
             f"direct plans of {call.name} read the memory of other ranks, which only ranks of "
@@ -128,20 +129,20 @@ def json_of(group: GroupPlans) -> str:
     lines = [f"{json.dumps(key)}: {json.dumps(value)}" for key, value in head.items()]
 
     def memory(operands: list[Operand]) -> list[dict[str, object]]:
-        return [one._asdict() for one in operands]
+        return [operand._asdict() for operand in operands]
 
     plans = []
     for steps in group.steps:
         rows: list[dict[str, object]] = [
-            {"verb": one.verb, "peer": one.peer, "lane": one.lane}
-            if one.lane
+            {"verb": step.verb, "peer": step.peer, "lane": step.lane}
+            if step.lane
             else {
-                "verb": one.verb,
-                "bytes": one.bytes,
-                "targets": memory(one.targets),
-                "sources": memory(one.sources),
+                "verb": step.verb,
+                "bytes": step.bytes,
+                "targets": memory(step.targets),
+                "sources": memory(step.sources),
             }
-            for one in steps
+            for step in steps
         ]
         plans.append("[\n " + ",\n ".join(map(json.dumps, rows)) + "]" if rows else "[]")
     return "{" + ",\n".join(lines) + ',\n"plans": [' + ",\n".join(plans) + "]}\n"

@@ -18,7 +18,7 @@ from ringcomm.tools.trace.job import Group, Job, Shift
 JUMP_NS = 100_000_000  # between clocks of a process: more is told
 SAME_NS = 1_000_000_000  # clocks of a host that differ by less are one clock
 MOST_TOLD = 8  # clocks, one by one
-PAIRS = 2_000_000  # of hosts, over all operations that are looked at
+PAIRS = 2_000_000  # pairs of hosts, over all operations that are looked at
 # No rank can end one of these before all have called it. Not so all_to_all, whose splits may be 0.
 NEED_ALL = {"all_reduce", "all_gather", "reduce_scatter", "barrier"}
 FROM_ROOT, TO_ROOT = {"broadcast", "scatter"}, {"reduce", "gather"}

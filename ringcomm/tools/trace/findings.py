@@ -10,7 +10,7 @@ from ringcomm._flight.records import GroupRecord, Operation
 from ringcomm._text import show_seconds, spans
 from ringcomm.tools.trace.job import Calls, Group, Job, clock_text, day_text
 
-ROWS = 16  # of a table that names ranks: more ranks are put together
+ROWS = 16  # a table that names ranks has no more: further ranks are put together
 
 
 class Kind(enum.IntEnum):

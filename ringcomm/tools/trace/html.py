@@ -10,7 +10,7 @@ from ringcomm.tools.trace.findings import Finding, nothing_wrong, summary
 from ringcomm.tools.trace.job import Job
 from ringcomm.tools.trace.perfetto import Slice, slices_of
 
-BARS = 20_000  # of a timeline: a browser draws no more in a moment
+BARS = 20_000  # in a timeline: a browser draws no more in a moment
 # The kinds of things that a rank does, with color and pattern.
 KINDS = {
     "queued": (COLORS[5], ""),
@@ -19,7 +19,7 @@ KINDS = {
     "not ended, or failed": (COLORS[3], "\\"),
 }
 UNITS = ((10**9, "s"), (10**6, "ms"), (1000, "µs"))
-SHOWN = 20  # of the newest operations of a rank, before the reader zooms out
+SHOWN = 20  # the newest operations of a rank, before the reader zooms out
 FEW = 24  # ranks, of which each has its number on the axis
 
 

@@ -100,7 +100,7 @@ class Job:
     groups: list[Group]
     remarks: list[str] = field(default_factory=list)
     clocks: dict[int, str] = field(default_factory=dict)  # the clock of each process, by id(record)
-    bases: dict[str, int] = field(default_factory=dict)  # of each clock: wall less steady
+    bases: dict[str, int] = field(default_factory=dict)  # by clock: wall less steady
     shifts: dict[str, Shift] = field(default_factory=dict)
     unread: set[int] = field(default_factory=set)  # ranks whose files were left out
 
@@ -144,18 +144,18 @@ class Job:
     @functools.cached_property
     def lost(self) -> list[GroupRecord]:
         """A record of each process that is gone, and has said neither that it ended nor why."""
-        told = {one.process for one in self.records if one.failure}
-        open_ones = {one.process: one for one in self.records if not one.has_left}
+        told = {record.process for record in self.records if record.failure}
+        open_ones = {record.process: record for record in self.records if not record.has_left}
         return [
-            one
-            for process, one in open_ones.items()
+            record
+            for process, record in open_ones.items()
             if process not in told and self.lives[process] == Life.GONE and not process.snapshot
         ]
 
     def age(self, record: GroupRecord, operation: Operation) -> int | None:
         """Return how long an operation has lasted, or had when its process was last seen; ns.
 
-        None: nobody knows.
+        None: that is unknown.
         """
         called = operation.called_ns or record.steady_ns
         if self.lives[record.process] == Life.LIVES and not record.process.snapshot:

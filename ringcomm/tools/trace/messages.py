@@ -1,4 +1,4 @@
-"""Messages without a partner: a recv that nobody sends to, a send that nobody receives."""
+"""Messages without a partner: a recv without a send, or a send without a recv."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ ROWS = 12
 
 
 @dataclass
-class Message:
-    rank: int  # of the group
+class MessageCall:
+    rank: int  # in the group
     operation: Operation
 
     @property
@@ -33,29 +33,29 @@ def lonely_messages(job: Job) -> Iterator[Finding]:
             yield tell(job, group, lonely)
 
 
-def is_young(job: Job, group: Group, message: Message) -> bool:
+def is_young(job: Job, group: Group, message: MessageCall) -> bool:
     """Tell whether it had not waited long, without a failure: its partner may have come later."""
     record = group.records[message.rank]
     age = job.age(record, message.operation)
     return not record.failure and age is not None and age < YOUNG_NS
 
 
-def waiting_in(group: Group) -> list[Message]:
+def waiting_in(group: Group) -> list[MessageCall]:
     return [
-        Message(rank, operation)
+        MessageCall(rank, operation)
         for rank, record in sorted(group.records.items())
         for operation in record.operations
         if operation.is_message and not operation.is_done
     ]
 
 
-def opposite(group: Group, message: Message) -> list[Message]:
+def opposite(group: Group, message: MessageCall) -> list[MessageCall]:
     """Return the messages of the other side that go this way, of any tag."""
     peer = message.operation.root
     sides = [peer] if peer is not None else list(group.records)
     other = "recv" if message.sending else "send"
     return [
-        Message(rank, operation)
+        MessageCall(rank, operation)
         for rank in sides
         if rank in group.records
         for operation in group.records[rank].operations
@@ -63,7 +63,7 @@ def opposite(group: Group, message: Message) -> list[Message]:
     ]
 
 
-def has_partner(group: Group, message: Message) -> bool:
+def has_partner(group: Group, message: MessageCall) -> bool:
     """Tell whether the other side has a message for it: they are paired by tag, in order.
 
     The k-th send with a tag is for the k-th recv. Old messages may have been overwritten, so the
@@ -84,12 +84,12 @@ def has_partner(group: Group, message: Message) -> bool:
     return own.index(message.operation) < len(theirs)
 
 
-def mixed(messages: list[Message]) -> bool:
+def mixed(messages: list[MessageCall]) -> bool:
     """Tell whether some are for any rank: then numbers do not tell who got what."""
     return any(message.operation.root is None for message in messages)
 
 
-def tell(job: Job, group: Group, lonely: list[Message]) -> Finding:
+def tell(job: Job, group: Group, lonely: list[MessageCall]) -> Finding:
     first = lonely[0]
     rows = []
     for message in lonely[:ROWS]:
@@ -111,7 +111,7 @@ def tell(job: Job, group: Group, lonely: list[Message]) -> Finding:
     )
 
 
-def sentence(job: Job, group: Group, message: Message) -> str:
+def sentence(job: Job, group: Group, message: MessageCall) -> str:
     rank, peer = group.ranks[message.rank], message.operation.root
     at = clock_text(job.called(group.records[message.rank], message.operation))
     tag = message.operation.splits
@@ -125,7 +125,7 @@ def sentence(job: Job, group: Group, message: Message) -> str:
     return f"rank {rank} waits in {way}{where(job, group)} since {at}, and {partner}"
 
 
-def hint(group: Group, message: Message) -> str:
+def hint(group: Group, message: MessageCall) -> str:
     """Name a waiting message of the other side with another tag: the tags may be wrong."""
     for other in opposite(group, message):
         if not other.operation.is_done and not has_partner(group, other):

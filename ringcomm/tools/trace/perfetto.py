@@ -45,10 +45,10 @@ def slices_of(job: Job, last: int) -> dict[int, list[Slice]]:
 
     An operation that has not ended lasts until the last thing that was recorded.
     """
-    found: dict[int, list[Slice]] = {}
+    slices: dict[int, list[Slice]] = {}
     for group in job.groups:
         for record in group.records.values():
-            own = found.setdefault(record.global_rank, [])
+            own = slices.setdefault(record.global_rank, [])
             for operation in record.operations:
                 called = job.called(record, operation)
                 began = called if operation.began_ns is None else job.at(record, operation.began_ns)
@@ -58,16 +58,16 @@ def slices_of(job: Job, last: int) -> dict[int, list[Slice]]:
                 if operation.state == "queued":
                     began = ended
                 own.append(Slice(group, record, operation, called, began, max(ended, began)))
-    for rank, own in found.items():
-        found[rank] = sorted(own, key=lambda one: (one.called, -one.ended))[-last:]
-        place(found[rank])
-    start = min((own[0].called for own in found.values() if own), default=0)
-    for own in found.values():
-        for one in own:
-            one.called, one.began, one.ended = (
-                at - start for at in (one.called, one.began, one.ended)
+    for rank, own in slices.items():
+        slices[rank] = sorted(own, key=lambda slice_: (slice_.called, -slice_.ended))[-last:]
+        place(slices[rank])
+    start = min((own[0].called for own in slices.values() if own), default=0)
+    for own in slices.values():
+        for slice_ in own:
+            slice_.called, slice_.began, slice_.ended = (
+                at - start for at in (slice_.called, slice_.began, slice_.ended)
             )
-    return dict(sorted(found.items()))
+    return dict(sorted(slices.items()))
 
 
 def place(slices: list[Slice]) -> None:

@@ -12,8 +12,8 @@ from ringcomm.tools.trace.findings import Finding, Kind, where
 from ringcomm.tools.trace.job import Calls, Group, Job, clock_text
 
 FEWEST = 10  # collectives, for a verdict on stragglers
-OFTEN = 0.75  # of the collectives a straggler calls last
-SHARE = 0.02  # of the time, that the others lose for it
+OFTEN = 0.75  # a straggler is the last to call so many of the collectives
+SHARE = 0.02  # the part of their time that the others lose for it
 STALL_NS = 200_000_000  # a wait of the network that is told, at least
 TIMES = 20  # and so many times the median
 SHOWN = 8  # ranks or hosts of a table of stragglers
@@ -24,7 +24,7 @@ class Lateness:
     """How late one rank, or all ranks of one host, call over the collectives of a group; ns."""
 
     name: str
-    ranks: list[int]  # of the group
+    ranks: list[int]  # in the group
     last: int = 0  # collectives that it called last
     lost: int = 0  # how much later than the last of the others, in total
     late: list[int] = field(default_factory=list)  # after the first rank

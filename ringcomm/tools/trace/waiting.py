@@ -224,7 +224,7 @@ def missing_ranks(job: Job, stop: Stop) -> Finding:
 
 
 def unread_text(stop: Stop) -> str:
-    """Name the ranks of which nobody can say whether they came here."""
+    """Name the ranks that may or may not have come here: their records do not tell."""
     ranks = stop.group.unread(stop.sequence)
     return f"; what {stop.group.say(ranks)} called last cannot be read" if ranks else ""
 

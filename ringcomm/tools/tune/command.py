@@ -25,7 +25,7 @@ import torch
 import torch.distributed as dist
 
 import ringcomm
-from ringcomm import _C
+from ringcomm import _planner
 from ringcomm._network import costs, order, probes
 from ringcomm._network.costs import Costs, Fabrics, Hosts
 from ringcomm._runtime import host as this_host
@@ -33,12 +33,12 @@ from ringcomm._text import output, positive, sizes
 from ringcomm.tools import arguments
 from ringcomm.tools.tune import kernels
 
-MOST_PAIRS = 4  # of each kind: "near" in one site, "far" between two, "memory" in one host
+MOST_PAIRS = 4  # per kind: "near" in one site, "far" between two, "memory" in one host
 ENDS = ("near", "far")
-ROUNDS, SECONDS = 7, 0.02  # of a measurement; its fastest counts, others were disturbed
+ROUNDS, SECONDS = 7, 0.02  # per measurement; its fastest counts, others were disturbed
 LONGEST = 1.0  # seconds that its rounds take, where links are slow
 LARGE = 8 << 20
-SEGMENT = _C.LIMITS["segment_bytes"]
+SEGMENT = _planner.LIMITS["segment_bytes"]
 BLOCK = 256 << 10  # bytes, that a core adds up out of its cache
 
 Pair = tuple[int, int]
@@ -74,7 +74,7 @@ def tune(output: Path | None) -> int:
     mine = this_host.key(dist.get_rank()), this_host.name()
     told: list[Any] = [mine] * dist.get_world_size()
     dist.all_gather_object(told, mine)
-    ranks: dict[str, list[int]] = {}  # of each host
+    ranks: dict[str, list[int]] = {}  # by host
     for rank, (host, _) in enumerate(told):
         ranks.setdefault(host, []).append(rank)
     if len(ranks) < 2:
@@ -90,15 +90,15 @@ def tune(output: Path | None) -> int:
     measured = {name: measure(some, name != "memory") for name, some in pairs.items()}
     if dist.get_rank() == 0:
         network = measured["near"] + measured["far"]
-        found = {name: median(some) for name, some in {**measured, "network": network}.items()}
+        medians = {name: median(some) for name, some in {**measured, "network": network}.items()}
         names = [told[rank][1] for rank in firsts]
-        costs_now = Fabrics(found["memory"] or costs.DEFAULT.memory, median_of(network))
-        hosts = Hosts(names, latency, rate, *(found[n] or costs_now.network for n in ENDS))
+        costs_now = Fabrics(medians["memory"] or costs.DEFAULT.memory, median_of(network))
+        hosts = Hosts(names, latency, rate, *(medians[n] or costs_now.network for n in ENDS))
         print(f"{len(firsts)} hosts, {len(told)} ranks")
         tell_pairs(hosts, took)
-        tell(len(firsts), {**measured, "network": network}, found)
+        tell(len(firsts), {**measured, "network": network}, medians)
         if output:
-            write(output, len(told), hosts, found)
+            write(output, len(told), hosts, medians)
     return 0
 
 
@@ -106,16 +106,16 @@ def pairs_of(hosts: list[list[int]], along: list[tuple[int, int]]) -> dict[str, 
     """Return neighbours along the ring, of one site and of two; and two ranks of each host."""
     ring = list(zip(along, along[1:] + along[:1], strict=True))[: None if len(hosts) > 2 else 1]
     pairs: dict[str, list[Pair]] = {"near": [], "far": [], "memory": []}
-    for (one, site), (other, other_site) in ring:
+    for (host, site), (other, other_site) in ring:
         name = "near" if site == other_site else "far"
-        pairs[name].append((hosts[one][0], hosts[other][0]))
+        pairs[name].append((hosts[host][0], hosts[other][0]))
     pairs["memory"] = [(some[0], some[1]) for some in hosts if len(some) > 1]
     return {name: some[:MOST_PAIRS] for name, some in pairs.items()}
 
 
 def measure(pairs: list[Pair], across: bool) -> list[Costs]:
     """Measure one pair after another, while the other ranks wait; all get all figures."""
-    rank, found = dist.get_rank(), []
+    rank, figures_of_pairs = dist.get_rank(), []
     for pair in pairs:
         group = dist.new_group(list(pair))
         figures: list[Any] = [None]
@@ -123,8 +123,8 @@ def measure(pairs: list[Pair], across: bool) -> list[Costs]:
             figures = [measure_pair(group, across)]
             dist.destroy_process_group(group)
         dist.broadcast_object_list(figures, pair[0])
-        found.append(Costs(*figures[0]))
-    return found
+        figures_of_pairs.append(Costs(*figures[0]))
+    return figures_of_pairs
 
 
 def measure_pair(group: Any, across: bool) -> list[float]:
@@ -144,7 +144,7 @@ def measure_pair(group: Any, across: bool) -> list[float]:
 
 
 def time_call(group: Any, call: Callable[[], object]) -> float:
-    """Seconds of a call, by the same number of them on both ranks."""
+    """Return the seconds of a call, by the same number of them on both ranks."""
     call()
     began = time.perf_counter()
     call()
@@ -161,7 +161,7 @@ def time_call(group: Any, call: Callable[[], object]) -> float:
 
 
 def time_sum() -> float:
-    """Gamma: seconds a byte of an addition on one core."""
+    """Return gamma: seconds a byte of an addition on one core."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     total, part = torch.ones(BLOCK // 4), torch.zeros(BLOCK // 4)
@@ -200,8 +200,8 @@ def tell_pairs(hosts: Hosts, took: float) -> None:
         print(f"sites: {'; '.join(' '.join(names) for names in sites.values())}")
 
 
-def tell(count: int, measured: dict[str, list[Costs]], found: dict[str, Costs | None]) -> None:
-    for name, cost in found.items():
+def tell(count: int, measured: dict[str, list[Costs]], medians: dict[str, Costs | None]) -> None:
+    for name, cost in medians.items():
         if cost is None:
             print(f"{name}: not measured, there is no such pair")
             continue
@@ -214,18 +214,18 @@ def tell(count: int, measured: dict[str, list[Costs]], found: dict[str, Costs | 
             print(f"  to: {high.text}")
     hosts_then = max(count, 4)  # between two of them there is little to choose
     print(f"chosen between {hosts_then} hosts:")
-    any_size = _C.LIMITS["any_size"]
+    any_size = _planner.LIMITS["any_size"]
     for name, limit in costs.limits(median_of(measured["network"]), hosts_then).items():
         print(f"  {name} up to {'any number of' if limit == any_size else limit} bytes")
 
 
-def write(output: Path, ranks: int, hosts: Hosts, found: dict[str, Costs | None]) -> None:
+def write(output: Path, ranks: int, hosts: Hosts, medians: dict[str, Costs | None]) -> None:
     body: dict[str, Any] = {
         "ringcomm": ringcomm.__version__,
         "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
         "hosts": len(hosts.names),
         "ranks": ranks,
-        **{name: cost and cost._asdict() for name, cost in found.items()},
+        **{name: cost and cost._asdict() for name, cost in medians.items()},
     }
     if len(set(hosts.names)) == len(hosts.names):
         body |= {"names": hosts.names, "latency": hosts.latency, "rate": hosts.rate}

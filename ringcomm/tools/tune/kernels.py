@@ -23,16 +23,16 @@ import torch
 import torch.distributed as dist
 
 import ringcomm
-from ringcomm import _C
+from ringcomm import _planner
 from ringcomm._text import aligned, show_size
 from ringcomm.tools.bench import cases, measured
 from ringcomm.tools.bench.machine import gpus
 from ringcomm.tools.bench.measured import Measured
 from ringcomm.tools.bench.ranks import Rank, RankError
 from ringcomm.tools.bench.report import show_time
-from ringcomm.tools.bench.sample import Job
+from ringcomm.tools.bench.sample import Workload
 
-KERNELS = tuple(name for name in _C.KERNELS if name != "graph")  # which runs what it has
+KERNELS = tuple(name for name in _planner.KERNELS if name != "graph")  # which runs what it has
 COLLECTIVES = ("all_reduce", "reduce_scatter", "all_gather", "broadcast")
 SIZES = [1 << power for power in range(10, 27)]  # 1 KiB to 64 MiB
 TURNS = 5
@@ -55,11 +55,11 @@ class Times:
 
     bytes: int
     model: str  # what is chosen without a rule
-    size: int = 0  # of the larger buffer
+    size: int = 0  # bytes of the larger buffer
     seconds: dict[str, float] = field(default_factory=dict)
 
     def rule(self, margin: float) -> str:
-        """The kernel that a rule must name, or "" where the model's is as good."""
+        """Return the kernel that a rule must name, or "" where the model's is as good."""
         if not self.seconds:
             return ""
         fastest = min(self.seconds, key=lambda kernel: self.seconds[kernel])
@@ -172,32 +172,32 @@ def open_group(rank: Rank, use: Callable[[Rank], str], kernel: str, name: str) -
     )
 
 
-def call_of(job: Job, device: str) -> Callable[[], object]:
+def call_of(workload: Workload, device: str) -> Callable[[], object]:
     """Return the call, on zeros."""
-    whole = torch.zeros(job.count, device=device)
-    part = torch.zeros(job.count // job.ranks, device=device)
+    whole = torch.zeros(workload.count, device=device)
+    part = torch.zeros(workload.count // workload.ranks, device=device)
     calls: dict[str, Callable[[], object]] = {
         "all_reduce": lambda: dist.all_reduce(whole),
         "reduce_scatter": lambda: cases.reduce_scatter_single(part, whole),
         "all_gather": lambda: cases.all_gather_single(whole, part),
         "broadcast": lambda: dist.broadcast(whole, 0),
     }
-    return calls[job.collective]
+    return calls[workload.collective]
 
 
-def kernel_of(rank: Rank, job: Job) -> str:
+def kernel_of(rank: Rank, workload: Workload) -> str:
     """Call it once; returns the kernel that did it."""
     device = rank.kept["device"]
-    call_of(job, device)()
+    call_of(workload, device)()
     last = ringcomm.backend_of(device=device).flight_record()[-1]
-    dist.barrier()  # what has gone wrong is raised here
+    dist.barrier()  # raises the error of an earlier call
     return str(last["algorithm"])
 
 
-def time_calls(rank: Rank, job: Job) -> float:
+def time_calls(rank: Rank, workload: Workload) -> float:
     """Return the seconds of a call, by some in a row."""
     device = rank.kept["device"]
-    call = call_of(job, device)
+    call = call_of(workload, device)
     for _ in range(WARM):
         call()
         dist.barrier()  # ranks map one another's tensors while nothing is under way
@@ -207,7 +207,7 @@ def time_calls(rank: Rank, job: Job) -> float:
 
 
 def on_stream(call: Callable[[], object]) -> float:
-    """Time what the GPU does alone: it sleeps while the host enqueues the calls.
+    """Time the GPU's work alone: it sleeps while the host enqueues the calls.
 
     The first call does not count, in which it waits for ranks that are late. Where the host takes
     longer than the sleep, the time is the host's. So the second sleep is longer, and it counts.
@@ -228,7 +228,7 @@ def on_stream(call: Callable[[], object]) -> float:
 
 
 def on_host(call: Callable[[], object]) -> float:
-    """The same where calls end when they return: on the simulated device of tests."""
+    """Time the same where calls end when they return: on the simulated device of tests."""
     began = time.perf_counter()
     for _ in range(CALLS):
         call()
@@ -241,10 +241,12 @@ def on_host(call: Callable[[], object]) -> float:
 class Turns:
     """The ranks, and what they have measured so far."""
 
-    def __init__(self, ranks: Measured, jobs: Sequence[Job], use: Callable[[Rank], str]) -> None:
-        self.ranks, self.jobs, self.use = ranks, jobs, use
-        self.model: dict[Job, str] = {}
-        self.times: dict[str, dict[Job, list[float]]] = {kernel: {} for kernel in KERNELS}
+    def __init__(
+        self, ranks: Measured, workloads: Sequence[Workload], use: Callable[[Rank], str]
+    ) -> None:
+        self.ranks, self.workloads, self.use = ranks, workloads, use
+        self.model: dict[Workload, str] = {}
+        self.times: dict[str, dict[Workload, list[float]]] = {kernel: {} for kernel in KERNELS}
         self.groups = 0
 
     def open(self, kernel: str) -> None:
@@ -252,34 +254,34 @@ class Turns:
         self.ranks(open_group, self.use, kernel, f"group {self.groups}")
 
     def look(self) -> None:
-        """Find what the model chooses, and which kernels have room for which job."""
+        """Find what the model chooses, and which kernels have room for which workload."""
         self.open("")
-        self.model = {job: str(self.ranks(kernel_of, job)[0]) for job in self.jobs}
+        self.model = {w: str(self.ranks(kernel_of, w)[0]) for w in self.workloads}
         for kernel in KERNELS:
-            used = self.ask(kernel, kernel_of, self.jobs)
-            self.times[kernel] = {job: [] for job, names in used.items() if set(names) == {kernel}}
+            used = self.ask(kernel, kernel_of, self.workloads)
+            self.times[kernel] = {w: [] for w, names in used.items() if set(names) == {kernel}}
 
     def turn(self, number: int) -> None:
         at = number % len(KERNELS)
         for kernel in KERNELS[at:] + KERNELS[:at]:
-            for job, by_rank in self.ask(kernel, time_calls, [*self.times[kernel]]).items():
-                self.times[kernel][job].append(max(by_rank))  # the slowest rank counts
+            for workload, by_rank in self.ask(kernel, time_calls, [*self.times[kernel]]).items():
+                self.times[kernel][workload].append(max(by_rank))  # the slowest rank counts
 
     def ask(
-        self, kernel: str, task: Callable[[Rank, Job], Any], jobs: Sequence[Job]
-    ) -> dict[Job, list[Any]]:
-        """Run a task for each job in a group with that kernel; returns the answers of the ranks.
+        self, kernel: str, task: Callable[[Rank, Workload], Any], workloads: Sequence[Workload]
+    ) -> dict[Workload, list[Any]]:
+        """Run a task for each workload in a group with that kernel; return the ranks' answers.
 
         A kernel that fails is left out from then on, and its ranks are replaced.
         """
-        answers: dict[Job, list[Any]] = {}
-        if jobs:
+        answers: dict[Workload, list[Any]] = {}
+        if workloads:
             self.open(kernel)
-        for job in jobs:
+        for workload in workloads:
             try:
-                answers[job] = self.ranks(task, job)
+                answers[workload] = self.ranks(task, workload)
             except RankError as error:
-                name = f"{job.collective} of {show_size(job.size)}"
+                name = f"{workload.collective} of {show_size(workload.size)}"
                 print(f"{kernel} is left out: {name}: {last_line(error)}", file=sys.stderr)
                 self.times[kernel] = {}
                 return {}
@@ -288,13 +290,13 @@ class Turns:
     def table(self) -> dict[str, list[Times]]:
         """Return the medians by collective."""
         table: dict[str, list[Times]] = {name: [] for name in COLLECTIVES}
-        for job in self.jobs:
-            parts = job.ranks if job.collective in cases.IN_PARTS else 1
-            times = Times(job.size // parts, self.model[job], job.size)
+        for workload in self.workloads:
+            parts = workload.ranks if workload.collective in cases.IN_PARTS else 1
+            times = Times(workload.size // parts, self.model[workload], workload.size)
             for kernel, some in self.times.items():
-                if some.get(job):
-                    times.seconds[kernel] = statistics.median(some[job])
-            table[job.collective].append(times)
+                if some.get(workload):
+                    times.seconds[kernel] = statistics.median(some[workload])
+            table[workload.collective].append(times)
         return table
 
 
@@ -307,13 +309,13 @@ def measure(
     ranks: int, sizes: Sequence[int], turns: int, use: Callable[[Rank], str]
 ) -> dict[str, list[Times]]:
     """Time all kernels, in turns."""
-    jobs = [
-        Job(name, count, ranks, cases.PLAIN)
+    workloads = [
+        Workload(name, count, ranks, cases.PLAIN)
         for name in COLLECTIVES
         for count in dict.fromkeys(cases.elements(name, size, ranks) for size in sorted(sizes))
     ]
     with Measured(ranks, "ringcomm") as some:
-        all_turns = Turns(some, jobs, use)
+        all_turns = Turns(some, workloads, use)
         all_turns.look()
         for number in range(turns):
             print(f"turn {number + 1} of {turns}", file=sys.stderr, flush=True)

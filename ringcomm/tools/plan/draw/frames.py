@@ -15,7 +15,7 @@ from ringcomm.tools.plan.draw import looks
 from ringcomm.tools.plan.draw.looks import Sizes
 from ringcomm.tools.plan.draw.story import Story, Transfer
 
-HEAD = 40  # of a frame: its title, and the names of the chunks
+HEAD = 40  # the top of a frame: its title, and the names of the chunks
 PAD = 3  # around the bars of a cell
 APART = 4  # between two sums in one cell
 MARGIN = 14
@@ -57,11 +57,11 @@ def check_chunks(chunks: int) -> None:
 
 def sentence(story: Story, number: int) -> str:
     """Say what goes in the n-th round, counted from 1, in a line."""
-    some = [one for one in story.transfers if one.round == story.rounds[number - 1]]
+    some = [transfer for transfer in story.transfers if transfer.round == story.rounds[number - 1]]
     words = []
-    ends = sorted({(one.sender, one.receiver) for one in some})
+    ends = sorted({(transfer.sender, transfer.receiver) for transfer in some})
     for pair in ends[:8]:
-        own = {c for one in some if (one.sender, one.receiver) == pair for c in covered(story, one)}
+        own = {c for t in some if (t.sender, t.receiver) == pair for c in covered(story, t)}
         what = "all chunks" if len(own) == len(story.chunks) > 1 else chunk_text(own)
         words.append(f"{pair[0]} > {pair[1]}: {what}")
     more = [f"and {len(ends) - 8} more pairs"] if len(ends) > 8 else []
@@ -72,10 +72,10 @@ def chunk_text(some: set[int]) -> str:
     return f"chunk{'s' if len(some) > 1 else ''} {spans(some)}"
 
 
-def covered(story: Story, one: Transfer) -> list[int]:
+def covered(story: Story, transfer: Transfer) -> list[int]:
     """Return the chunks that a transfer carries."""
     chunks = enumerate(story.chunks)
-    return [number for number, (low, high) in chunks if one.low <= low and high <= one.high]
+    return [n for n, (low, high) in chunks if transfer.low <= low and high <= transfer.high]
 
 
 class Frames:
@@ -153,7 +153,7 @@ class Frames:
         yield "</g>"
 
     def bars(self, pieces: Sequence[frozenset[int]], x: float, y: float) -> Iterator[str]:
-        """A bar for each sum: those that are not added up yet stand apart."""
+        """Draw a bar for each sum: those that are not added up yet stand apart."""
         size = self.sizes
         room = size.cell - 2 * PAD - APART * (len(pieces) - 1 if self.full > 1 else 0)
         high = size.bar if size.row >= 40 else size.row * 0.86 - 2 * PAD
@@ -191,13 +191,13 @@ class Frames:
     def arrows(self, now: int) -> Iterator[str]:
         """From the sender's row to the receiver's, in the gap behind the chunk."""
         size = self.sizes
-        found = {
-            (chunk, one.sender, one.receiver)
-            for one in self.story.transfers
-            if one.round == now
-            for chunk in covered(self.story, one)
+        arrows = {
+            (chunk, transfer.sender, transfer.receiver)
+            for transfer in self.story.transfers
+            if transfer.round == now
+            for chunk in covered(self.story, transfer)
         }
-        for chunk, some in groupby(sorted(found), key=lambda key: key[0]):
+        for chunk, some in groupby(sorted(arrows), key=lambda key: key[0]):
             x = size.name + chunk * size.column + size.cell + 2
             for _, sender, receiver in some:
                 down = 1 if receiver > sender else -1

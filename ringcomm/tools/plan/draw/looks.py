@@ -58,13 +58,13 @@ def colors(ranks: int) -> list[svg.Pair]:
     """Return a color for each rank; many ranks go around the hues."""
     if ranks <= len(FEW):
         return list(FEW[:ranks])
-    found = []
+    pairs = []
     for rank in range(ranks):
         hue = rank / ranks
         # Neighbours, which are often added up, differ in lightness as well.
         light = (0.36, 0.52)[rank % 2]
-        found.append((hexadecimal(hue, light, 0.75), hexadecimal(hue, light + 0.18, 0.65)))
-    return found
+        pairs.append((hexadecimal(hue, light, 0.75), hexadecimal(hue, light + 0.18, 0.65)))
+    return pairs
 
 
 def hexadecimal(hue: float, lightness: float, saturation: float) -> str:

@@ -19,7 +19,7 @@ from ringcomm.tools.plan.simulate import topology
 from ringcomm.tools.plan.simulate.engine import simulate
 
 FOLDER = Path(__file__).parent
-MOST_LINES = 24  # of messages beneath a frame
+MOST_LINES = 24  # messages beneath a frame
 
 
 def timed(group: GroupPlans) -> str:
@@ -81,18 +81,18 @@ def controls(last: int) -> str:
 
 
 def messages(story: Story, number: int) -> Iterator[str]:
-    """The lines beneath a frame."""
+    """Return the lines beneath a frame."""
     if number == 0:
         yield "No message has been sent."
         return
-    some = [one for one in story.transfers if one.round == story.rounds[number - 1]]
+    some = [transfer for transfer in story.transfers if transfer.round == story.rounds[number - 1]]
     lines = []
-    for one in sorted(some):
-        for chunk in frames.covered(story, one):
-            ranks = ranks_text(one.ranks)
-            of = f"the sum of {ranks}" if len(one.ranks) > 1 else f"of {ranks}"
+    for transfer in sorted(some):
+        for chunk in frames.covered(story, transfer):
+            ranks = ranks_text(transfer.ranks)
+            of = f"the sum of {ranks}" if len(transfer.ranks) > 1 else f"of {ranks}"
             more = f", {of}" if story.call.adds else ""
-            lines.append(f"rank {one.sender} to rank {one.receiver}: chunk {chunk}{more}")
+            lines.append(f"rank {transfer.sender} to rank {transfer.receiver}: chunk {chunk}{more}")
     lines = list(dict.fromkeys(lines))
     yield from lines[:MOST_LINES]
     if len(lines) > MOST_LINES:

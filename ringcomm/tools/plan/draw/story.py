@@ -1,4 +1,4 @@
-"""What a plan does, in rounds: whose inputs each rank has, of which part of the message.
+"""A plan's work in rounds: whose inputs each rank has, of which part of the message.
 
 The plans run on names: a byte is known by its place in the message, and by the ranks whose inputs
 are added up in it. A message belongs to round k if the longest chain of messages that its sender
@@ -63,13 +63,13 @@ class Story:
     def pieces(self, rank: int, round_number: int, chunk: int) -> list[frozenset[int]]:
         """Return the sums of a chunk that the rank has: the largest, then what it lacks."""
         low, high = self.chunks[chunk]
-        found = {
+        sums = {
             segment.ranks
             for _, segment in self.state(rank, round_number)
             if segment.place <= low and high <= segment.place + segment.end - segment.begin
         }
         taken: list[frozenset[int]] = []
-        for ranks in sorted(found, key=lambda ranks: (-len(ranks), sorted(ranks))):
+        for ranks in sorted(sums, key=lambda ranks: (-len(ranks), sorted(ranks))):
             if not any(ranks & other for other in taken):
                 taken.append(ranks)
         return taken
@@ -99,10 +99,10 @@ class Story:
 
 
 def offsets(lengths: Sequence[int]) -> list[int]:
-    found = [0]
+    starts = [0]
     for length in lengths:
-        found.append(found[-1] + length)
-    return found
+        starts.append(starts[-1] + length)
+    return starts
 
 
 def input_of(call: Call, rank: int) -> tuple[int, int]:
@@ -140,7 +140,7 @@ class Sent:
 class Rank:
     program: Sequence[Step]
     at: int = 0
-    depth: int = 0  # of the longest chain of messages that it has taken
+    depth: int = 0  # length of the longest chain of messages that it has taken
     memory: dict[Memory, list[Segment]] = field(default_factory=dict)
     states: list[tuple[int, State]] = field(default_factory=list)
     unsent: dict[int, list[tuple[Memory, list[Segment]]]] = field(
@@ -160,12 +160,12 @@ class Run:
         self.ranks = [Rank(steps) for steps in group.steps]
         self.under_way: dict[tuple[int, int, str], deque[Sent]] = defaultdict(deque)
         self.transfers: list[Transfer] = []
-        self.cuts: set[int] = set()  # of the message
-        for rank, one in enumerate(self.ranks):
+        self.cuts: set[int] = set()  # places where the message is cut
+        for rank, state in enumerate(self.ranks):
             begin, end = input_of(self.call, rank)
             if begin < end:
                 segment = Segment(0, end - begin, begin, frozenset([rank]))
-                one.memory["input", rank, rank] = [segment]
+                state.memory["input", rank, rank] = [segment]
                 self.cuts |= {begin, end}
             begin, end = output_of(self.call, rank)
             self.cuts |= {begin, end}
@@ -175,88 +175,90 @@ class Run:
         moved = True
         while moved:
             moved = False
-            for rank, one in enumerate(self.ranks):
-                while one.at < len(one.program) and self.step(rank, one, one.program[one.at]):
-                    one.at += 1
+            for rank, state in enumerate(self.ranks):
+                program = state.program
+                while state.at < len(program) and self.step(rank, state, program[state.at]):
+                    state.at += 1
                     moved = True
-        for rank, one in enumerate(self.ranks):
-            if one.at < len(one.program):
-                step = one.program[one.at]
+        for rank, state in enumerate(self.ranks):
+            if state.at < len(state.program):
+                step = state.program[state.at]
                 raise ValueError(
                     f"rank {rank} waits for a {step.lane} signal of {step.peer} that never comes"
                 )
-            one.remember()
+            state.remember()
 
-    def step(self, rank: int, one: Rank, step: Step) -> bool:
+    def step(self, rank: int, state: Rank, step: Step) -> bool:
         """Do a step; False: it has to wait."""
         if step.verb == "signal":
-            sent = Sent(one.depth + (step.lane == "data"), one.unsent.pop(step.peer, []))
+            sent = Sent(state.depth + (step.lane == "data"), state.unsent.pop(step.peer, []))
             self.under_way[rank, step.peer, step.lane].append(sent)
             return True
         if step.verb == "wait":
             queue = self.under_way[step.peer, rank, step.lane]
             if not queue:
                 return False
-            self.take(rank, one, step.peer, queue.popleft())
+            self.take(rank, state, step.peer, queue.popleft())
             return True
         try:
-            self.move(rank, one, step)
+            self.move(rank, state, step)
         except ValueError as error:
-            raise ValueError(f"rank {rank}, step {one.at + 1}, {step.verb}: {error}") from None
+            raise ValueError(f"rank {rank}, step {state.at + 1}, {step.verb}: {error}") from None
         return True
 
-    def take(self, rank: int, one: Rank, sender: int, sent: Sent) -> None:
-        if sent.depth > one.depth:
-            one.remember()
-            one.depth = sent.depth
+    def take(self, rank: int, state: Rank, sender: int, sent: Sent) -> None:
+        if sent.depth > state.depth:
+            state.remember()
+            state.depth = sent.depth
         for memory, segments in sent.puts:
-            write(one.memory.setdefault(memory, []), segments)
+            write(state.memory.setdefault(memory, []), segments)
             for segment in segments:
                 high = segment.place + segment.end - segment.begin
                 told = (sent.depth, sender, rank, segment.place, high, segment.ranks)
                 self.transfers.append(Transfer(*told))
 
-    def move(self, rank: int, one: Rank, step: Step) -> None:
-        parts = [self.load(rank, one, source, step.bytes) for source in step.sources]
-        found = parts[0] if len(parts) == 1 else added(parts, step.bytes)
-        for segment in found:
+    def move(self, rank: int, state: Rank, step: Step) -> None:
+        parts = [self.load(rank, state, source, step.bytes) for source in step.sources]
+        result = parts[0] if len(parts) == 1 else added(parts, step.bytes)
+        for segment in result:
             self.cuts |= {segment.place, segment.place + segment.end - segment.begin}
         for target in step.targets:
             memory = (target.space, target.rank, target.writer)
             moved = [
-                s._replace(begin=s.begin + target.offset, end=s.end + target.offset) for s in found
+                s._replace(begin=s.begin + target.offset, end=s.end + target.offset) for s in result
             ]
             if target.rank == rank:
-                write(one.memory.setdefault(memory, []), moved)
+                write(state.memory.setdefault(memory, []), moved)
             else:
-                one.unsent[target.rank].append((memory, moved))
+                state.unsent[target.rank].append((memory, moved))
 
-    def load(self, rank: int, one: Rank, source: Operand, size: int) -> list[Segment]:
+    def load(self, rank: int, state: Rank, source: Operand, size: int) -> list[Segment]:
         owner = self.ranks[source.rank]
         memory = owner.memory.get((source.space, source.rank, source.writer), [])
-        found = read(memory, source.offset, size)
+        result = read(memory, source.offset, size)
         if source.rank != rank:  # a window: it goes from rank to rank when it is read
-            for s in found:
+            for s in result:
                 high = s.place + s.end - s.begin
-                told = (one.depth, source.rank, rank, s.place, high, s.ranks)
+                told = (state.depth, source.rank, rank, s.place, high, s.ranks)
                 self.transfers.append(Transfer(*told))
-        return found
+        return result
 
 
 def read(memory: Sequence[Segment], offset: int, size: int) -> list[Segment]:
-    """Return the bytes, counted from `offset`. Raises ValueError where nobody has written some."""
-    found, at = [], offset
-    for one in memory:
-        if one.end <= at or one.begin >= offset + size:
+    """Return the bytes, counted from `offset`. Raises ValueError where some are not written."""
+    result, at = [], offset
+    for segment in memory:
+        if segment.end <= at or segment.begin >= offset + size:
             continue
-        if one.begin > at:
+        if segment.begin > at:
             break
-        end = min(one.end, offset + size)
-        found.append(Segment(at - offset, end - offset, one.place + at - one.begin, one.ranks))
+        end = min(segment.end, offset + size)
+        place = segment.place + at - segment.begin
+        result.append(Segment(at - offset, end - offset, place, segment.ranks))
         at = end
     if at < offset + size:
         raise ValueError("it reads bytes that nobody has written")
-    return found
+    return result
 
 
 def write(memory: list[Segment], segments: Sequence[Segment]) -> None:
@@ -277,19 +279,19 @@ def write(memory: list[Segment], segments: Sequence[Segment]) -> None:
 def added(parts: Sequence[Sequence[Segment]], size: int) -> list[Segment]:
     """Return the sum of operands. Raises ValueError where a rank's input would count twice."""
     cuts = sorted({0, size} | {s.begin for some in parts for s in some})
-    found = []
+    result = []
     for begin, end in itertools.pairwise(cuts):
         over = [next(s for s in some if s.begin <= begin < s.end) for some in parts]
         place = over[0].place + begin - over[0].begin
         ranks: frozenset[int] = frozenset()
-        for one in over:
-            if one.place + begin - one.begin != place:
+        for segment in over:
+            if segment.place + begin - segment.begin != place:
                 raise ValueError("it adds up different parts of the message")
-            if twice := ranks & one.ranks:
+            if twice := ranks & segment.ranks:
                 raise ValueError(f"it adds the input of rank {min(twice)} twice")
-            ranks |= one.ranks
-        found.append(Segment(begin, end, place, ranks))
-    return found
+            ranks |= segment.ranks
+        result.append(Segment(begin, end, place, ranks))
+    return result
 
 
 # ---- the result
@@ -305,5 +307,5 @@ def story_of(group: GroupPlans) -> Story:
     run.run()
     cuts = sorted(run.cuts)
     chunks = [pair for pair in itertools.pairwise(cuts) if pair[0] < pair[1]]
-    rounds = sorted({one.round for one in run.transfers})
-    return Story(group.call, chunks, run.transfers, [one.states for one in run.ranks], rounds)
+    rounds = sorted({transfer.round for transfer in run.transfers})
+    return Story(group.call, chunks, run.transfers, [state.states for state in run.ranks], rounds)

@@ -62,15 +62,15 @@ def run(options: argparse.Namespace) -> int:
     task = Task(options.collective, options.size, options.root, where, network)
     tries.check(task, max(options.chunks))
     others = tries.library(task)
-    found = tries.search(task, options.chunks, options.tries, options.seed)
+    result = tries.search(task, options.chunks, options.tries, options.seed)
     least = bounds(task.call, where, network.fabrics)
-    text = writing.text_of(found.form, found.steps, head(options, task, found, others, least))
+    text = writing.text_of(result.form, result.steps, head(options, task, result, others, least))
     proof = verify(
-        writing.load(text, found.form), task.ranks, task.bytes, task.collective, root=task.root
+        writing.load(text, result.form), task.ranks, task.bytes, task.collective, root=task.root
     )
     for line in (
-        *report(task, found, others, least, proof),
-        *link_lines(found.engine, options.links),
+        *report(task, result, others, least, proof),
+        *link_lines(result.engine, options.links),
     ):
         print(line)
     if options.output:
@@ -98,23 +98,23 @@ def hosts_of(options: argparse.Namespace, network: Network) -> int:
 
 def ring_of(others: Sequence[Other]) -> Other:
     """Return the ring, which every collective here has."""
-    return next(one for one in others if one.name == "ring")
+    return next(other for other in others if other.name == "ring")
 
 
 def head(
     options: argparse.Namespace,
     task: Task,
-    found: Found,
+    result: Found,
     others: Sequence[Other],
     least: Bounds,
 ) -> str:
-    what = writing.described(found.form)
+    what = writing.described(result.form)
     return HEAD.format(
         what=what[0].upper() + what[1:],
         topology=task.topology.name,
         command=command_of(options),
         bytes=show_size(task.bytes),
-        found=show_seconds(found.engine.seconds),
+        found=show_seconds(result.engine.seconds),
         ring=show_seconds(ring_of(others).seconds),
         least=show_seconds(sure(least)),
     )
@@ -138,22 +138,22 @@ def command_of(options: argparse.Namespace) -> str:
 
 
 def report(
-    task: Task, found: Found, others: Sequence[Other], least: Bounds, proof: Proof
+    task: Task, result: Found, others: Sequence[Other], least: Bounds, proof: Proof
 ) -> Iterator[str]:
-    """Time beside the ring, the library's fastest and the bound; then what was proved."""
-    form, ring, best = found.form, ring_of(others), others[0]
-    each = "1 chunk" if form.parts == 1 else f"{form.parts} chunks"
+    """Tell the time beside the ring, the library's fastest and the bound; then what was proved."""
+    form, ring, best = result.form, ring_of(others), others[0]
+    chunks = "1 chunk" if form.parts == 1 else f"{form.parts} chunks"
     what = f"{task.collective} of {show_size(task.bytes)} bytes, {task.ranks} ranks"
-    yield f"{what}: {each} of each rank's part"
-    yield f"{task.topology.name}, by a model; try {found.number}"
-    yield f"\nfound        {show_seconds(found.seconds)}"
-    yield f"ring         {show_seconds(ring.seconds)}, {compared(ring.seconds, found.seconds)}"
+    yield f"{what}: {chunks} of each rank's part"
+    yield f"{task.topology.name}, by a model; try {result.number}"
+    yield f"\nfound        {show_seconds(result.seconds)}"
+    yield f"ring         {show_seconds(ring.seconds)}, {compared(ring.seconds, result.seconds)}"
     if best.name != "ring":
-        much = compared(best.seconds, found.seconds)
+        much = compared(best.seconds, result.seconds)
         yield f"{best.name:11}  {show_seconds(best.seconds)}, {much}; the library's fastest"
     bound = sure(least)
     cut = f": what must go {least.cut}" if bound == least.bandwidth else ""
-    share = f"; found takes {found.seconds / bound:.2f} times that" if bound else ""
+    share = f"; found takes {result.seconds / bound:.2f} times that" if bound else ""
     yield f"lower bound  {show_seconds(bound)}{cut}{share}"
     sent, messages = max(proof.sent), max(proof.messages)
     yield f"\nproved: a rank sends {sent:,} bytes at most, in {messages} messages"
@@ -164,6 +164,6 @@ def sure(least: Bounds) -> float:
     return max(least.bandwidth, least.addition)
 
 
-def compared(other: float, found: float) -> str:
+def compared(other: float, best: float) -> str:
     """Return "1.32 times as long", or "found is no faster"."""
-    return f"{other / found:.2f} times as long" if other > found else "found is no faster"
+    return f"{other / best:.2f} times as long" if other > best else "found is no faster"

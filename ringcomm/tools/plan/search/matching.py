@@ -103,21 +103,21 @@ class Matching:
         return round(seconds / self.tick)
 
     def way(self, pair: Pair) -> Pair:
-        """The pair of hosts whose route a message takes."""
+        """Return the pair of hosts whose route a message takes."""
         return (pair[1], pair[0]) if self.back else pair
 
     def room(self, pair: Pair) -> float:
-        """Seconds at which the links have done with what was matched, and then with a chunk."""
+        """Return the seconds at which the links have done with all that is matched, and a chunk."""
         links = self.topology.links
         route = self.topology.routes[self.way(pair)]
         return max(self.free[link] + self.chunk_bytes / links[link].rate for link in route)
 
     def alone(self, pair: Pair) -> float:
-        """Seconds of a chunk on a route of its own, without latency."""
+        """Return the seconds of a chunk on a route of its own, without latency."""
         return self.chunk_bytes / self.topology.rate(self.way(pair))
 
     def arrival(self, pair: Pair) -> float:
-        """Seconds at which the next chunk of this pair would be there."""
+        """Return the seconds at which the next chunk of this pair would be there."""
         left = max(self.room(pair), min(self.open[pair].values()) + self.alone(pair))
         return left + self.topology.latency(self.way(pair))
 
@@ -128,7 +128,7 @@ class Matching:
         since = max(min(some.values()), self.room(pair) - alone)
         choice = [chunk for chunk, ready in some.items() if ready <= since + self.tick]
         fewest = min(self.holders[chunk] for chunk in choice)
-        chunk = self.chance.choice([one for one in choice if self.holders[one] == fewest])
+        chunk = self.chance.choice([chunk for chunk in choice if self.holders[chunk] == fewest])
         arrival = max(self.room(pair), some[chunk] + alone) + self.topology.latency(self.way(pair))
         for link in self.topology.routes[self.way(pair)]:
             begin = max(some[chunk], self.free[link])
@@ -149,7 +149,7 @@ class Matching:
 
 
 class Step(NamedTuple):
-    """What happens next: a word of writing.py, and the chunk that goes from rank to rank."""
+    """A step: a word of writing.py, and the chunk that goes from rank to rank."""
 
     verb: str
     chunk: int
@@ -161,9 +161,9 @@ def spread(
     topology: Topology, owners: Sequence[int], size: float, chance: random.Random
 ) -> list[Step]:
     """Bring each chunk of `size` bytes from its owner to all ranks: all_gather, broadcast."""
-    found = Matching(topology, size, chance)
-    found.run(Start(owners, [0.0] * len(owners), [0.0] * len(topology.links)))
-    return ordered(handed_round(found.hops))
+    matching = Matching(topology, size, chance)
+    matching.run(Start(owners, [0.0] * len(owners), [0.0] * len(topology.links)))
+    return ordered(handed_round(matching.hops))
 
 
 def collect(
@@ -194,15 +194,15 @@ def backwards(
     topology: Topology, owners: Sequence[int], size: float, chance: random.Random
 ) -> tuple[list[Hop], list[float]]:
     """Return an all_gather on the links turned round, run backwards; and when links are free."""
-    found = Matching(topology, size, chance, back=True)
-    found.run(Start(owners, [0.0] * len(owners), [0.0] * len(topology.links)))
-    end = max((hop.taken for hop in found.hops), default=0.0)
+    matching = Matching(topology, size, chance, back=True)
+    matching.run(Start(owners, [0.0] * len(owners), [0.0] * len(topology.links)))
+    end = max((hop.taken for hop in matching.hops), default=0.0)
     hops = [
         Hop(hop.chunk, hop.target, hop.source, end - hop.taken, end - hop.sent)
-        for hop in reversed(found.hops)
+        for hop in reversed(matching.hops)
     ]
     free = [
-        end - found.first_use[link] if link in found.first_use else 0.0
+        end - matching.first_use[link] if link in matching.first_use else 0.0
         for link in range(len(topology.links))
     ]
     return hops, free
@@ -212,22 +212,22 @@ Event = tuple[float, Step]
 
 
 def handed_round(hops: Sequence[Hop]) -> list[Event]:
-    """Each hop is sent at one time, and copied at another."""
-    found = []
+    """Return the events of hops: each is sent at one time, and copied at another."""
+    events = []
     for hop in hops:
-        found.append((hop.sent, Step("send", *hop[:3])))
-        found.append((hop.taken, Step("take", *hop[:3])))
-    return found
+        events.append((hop.sent, Step("send", *hop[:3])))
+        events.append((hop.taken, Step("take", *hop[:3])))
+    return events
 
 
 def added_up(hops: Sequence[Hop], owners: Sequence[int]) -> list[Event]:
-    """Each hop takes a partial sum on; the owner copies the whole one at the last arrival."""
-    found = [(hop.sent, Step("add", *hop[:3])) for hop in hops]
+    """Return events: hops take partial sums on; the owner copies the whole at the last arrival."""
+    events = [(hop.sent, Step("add", *hop[:3])) for hop in hops]
     whole = dict.fromkeys(range(len(owners)), 0.0)
     for hop in hops:
         if hop.target == owners[hop.chunk]:
             whole[hop.chunk] = max(whole[hop.chunk], hop.taken)
-    return found + [
+    return events + [
         (when, Step("whole", chunk, owners[chunk], owners[chunk])) for chunk, when in whole.items()
     ]
 

@@ -24,13 +24,13 @@ WAYS = {
     "reduce_scatter": matching.collect,
     "all_reduce": matching.both,
 }
-# More chunks must be this much faster: what a message costs a core is not in the simulation.
+# More chunks must be this much faster: the simulation leaves out what a message costs a core.
 WORTH = 0.98
-MOST_HOPS = 20_000  # of a plan: one with more takes minutes to make and prove
+MOST_HOPS = 20_000  # in a plan: one with more takes minutes to make and prove
 
 
 class Task(NamedTuple):
-    """What is searched: a plan for messages of so many bytes, all shards together."""
+    """The task of a search: a plan for messages of so many bytes, all shards together."""
 
     collective: str
     bytes: int
@@ -70,9 +70,9 @@ def search(task: Task, parts: Sequence[int], tries: int, seed: int) -> Found:
     check(task, max(parts))
     best: Found | None = None
     for count in sorted(parts):
-        found = best_with(task, count, tries, seed)
-        if best is None or found.seconds < best.seconds * WORTH:
-            best = found
+        fastest = best_with(task, count, tries, seed)
+        if best is None or fastest.seconds < best.seconds * WORTH:
+            best = fastest
     assert best
     return best
 
@@ -125,12 +125,12 @@ class Other(NamedTuple):
 
 def library(task: Task) -> list[Other]:
     """Return the library's algorithms for it, the fastest first."""
-    found = []
+    others = []
     for name in ALGORITHMS:
         try:
             group = plans_of(task.call, name, task.network)
         except ValueError:
             continue  # the collective has no such algorithm, or not between hosts
         run = simulate(group, task.topology, task.network.fabrics)
-        found.append(Other(name, run.seconds))
-    return sorted(found, key=lambda one: (one.seconds, one.name))
+        others.append(Other(name, run.seconds))
+    return sorted(others, key=lambda other: (other.seconds, other.name))

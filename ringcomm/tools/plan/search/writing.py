@@ -1,7 +1,7 @@
 """Writes steps down as a Python file: an algorithm by hand, which docs/by_hand.md explains.
 
-A file has the steps as a table, and a function that goes through it. What is searched is read from
-the same text, so what was proved and simulated is what is written.
+A file has the steps as a table, and a function that goes through it. The search reads its steps
+from the same text, so the written file is the one that was proved and simulated.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def text_of(form: Form, steps: Sequence[Step], head: str) -> str:
     meaning = "".join(f"# {verb + ':':6} {WORDS[verb]}\n" for verb in used)
     return (
         f'"""{head}"""\n\nfrom ringcomm.algorithms import {USED[form.collective]}\n\n'
-        f"RANKS = {form.ranks}\nPARTS = {form.parts}  # of each rank's part of the message\n"
+        f"RANKS = {form.ranks}\nPARTS = {form.parts}  # chunks in each rank's part of the message\n"
         f"{meaning}# Each step: the verb, the chunk, from which rank, to which rank.\n"
         f"STEPS = (\n{rows})\n\n\n{function_of(form)}"
     )
@@ -99,7 +99,7 @@ def function_of(form: Form) -> str:
 
 
 def check(form: Form) -> str:
-    """The plan is for this group alone."""
+    """Write the check that the call is the one of the plan."""
     what = f'"{form.collective}", {form.ranks}, {form.root}'
     return textwrap.indent(
         f"if (shape.collective, shape.ranks, shape.root) != ({what}):\n"
@@ -116,7 +116,7 @@ def described(form: Form) -> str:
 
 
 def own(form: Form) -> str:
-    """What a rank has from the start, where nothing is added to it."""
+    """Write the lines for chunks that a rank has from the start, where nothing is added."""
     if form.collective == "all_gather":
         ranks, chunks = "range(RANKS)", "range(rank * PARTS, (rank + 1) * PARTS)"
     elif form.collective == "broadcast":

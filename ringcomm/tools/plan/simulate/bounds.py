@@ -33,16 +33,16 @@ class Bounds(NamedTuple):
 
 def bounds(call: Call, topology: Topology, fabrics: Fabrics) -> Bounds:
     """Return the bounds for a call. Windows of one host are no link: no bound."""
-    one = topology.nearest
+    latency = topology.nearest
     if call.local > 1:
-        one = fabrics.memory.alpha if call.hosts == 1 else min(one, fabrics.memory.alpha)
+        latency = fabrics.memory.alpha if call.hosts == 1 else min(latency, fabrics.memory.alpha)
     most = max(cuts(call, topology), key=lambda cut: cut[0], default=(0.0, ""))
     added = call.whole * (call.ranks - 1) / call.ranks if call.adds else 0.0
-    return Bounds((call.ranks - 1).bit_length() * one, *most, added * fabrics.network.gamma)
+    return Bounds((call.ranks - 1).bit_length() * latency, *most, added * fabrics.network.gamma)
 
 
 def cuts(call: Call, topology: Topology) -> Iterator[tuple[float, str]]:
-    """Seconds that the links of each cut need, and whose they are."""
+    """Yield the seconds that the links of each cut need, and whose they are."""
     if call.hosts == 1:
         return
     at: dict[str, list[Link]] = {}  # the links of each node

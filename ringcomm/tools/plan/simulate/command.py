@@ -112,10 +112,10 @@ def report(
     call = call_of(collective, ranks, options.sizes[0], hosts, root=root)
     algorithm = options.algorithm[0] if options.algorithm else None
     where = files.find(options.topology, hosts, network)
-    found = Found.of(source.plans_of(call, algorithm, network), where, network)
-    for line in found.lines(options.links):
+    result = Found.of(source.plans_of(call, algorithm, network), where, network)
+    for line in result.lines(options.links):
         print(line)
-    return found.svg
+    return result.svg
 
 
 class Found(NamedTuple):
@@ -137,7 +137,7 @@ class Found(NamedTuple):
         return source.title_of(self.group.call, self.group.algorithm)
 
     def lines(self, links: int = SHOWN_LINKS) -> Iterator[str]:
-        """The report, with so many links; 0: all."""
+        """Yield the report, with so many links; 0: all."""
         call, fabrics = self.group.call, self.network.fabrics
         yield self.title
         yield f"{self.engine.topology.name}, by a model with the costs of: {self.network.source}"
@@ -150,7 +150,7 @@ class Found(NamedTuple):
         yield from link_lines(self.engine, links)
 
     def svg(self) -> str:
-        """The messages over time. Raises ValueError where there are too many."""
+        """Draw the messages over time. Raises ValueError where there are too many."""
         note = (
             f"{show_seconds(self.engine.seconds)} by a model with the costs of "
             f"{self.network.source}, on {self.engine.topology.name}, not measured."
@@ -174,18 +174,18 @@ def bound_lines(seconds: float, least: Bounds, size: int) -> Iterator[str]:
 
 
 def path_lines(parts: Sequence[Part]) -> Iterator[str]:
-    found = totals(parts)
-    through = shortened([f"{one} > {other}" for one, other in hops(parts)])
+    seconds = totals(parts)
+    through = shortened([f"{host} > {other}" for host, other in hops(parts)])
     count = message_count(parts)
     if count:
         yield f"\ncritical path: {count} message{'s' * (count > 1)}, {through}"
     else:
         yield "\ncritical path: no message"
     for kind in ("latency", "transfer", "reduce", "copy"):
-        if found[kind]:
-            shared = f"   {show_seconds(found['shared'])} of it by sharing links"
-            more = shared if kind == "transfer" and found["shared"] else ""
-            yield f"  {kind:9}  {show_seconds(found[kind])}{more}"
+        if seconds[kind]:
+            shared = f"   {show_seconds(seconds['shared'])} of it by sharing links"
+            more = shared if kind == "transfer" and seconds["shared"] else ""
+            yield f"  {kind:9}  {show_seconds(seconds[kind])}{more}"
 
 
 def shortened(words: Sequence[str], most: int = 10) -> str:
@@ -195,7 +195,7 @@ def shortened(words: Sequence[str], most: int = 10) -> str:
 
 
 def link_lines(engine: Engine, most: int) -> Iterator[str]:
-    """The busiest links first; those that carry nothing are counted."""
+    """Yield the busiest links first; those that carry nothing are counted."""
     links = engine.topology.links
     used = [number for number in range(len(links)) if engine.carried[number]]
     if not used:

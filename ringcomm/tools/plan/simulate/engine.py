@@ -25,7 +25,7 @@ Key = tuple[int, int, str]  # sender, receiver, lane
 
 
 @dataclass(eq=False)
-class Message:
+class TimedMessage:
     """A signal and the wait that takes it; times are seconds, sizes bytes.
 
     `began` and `left` bound the time on the links. `before` is the message of the same pair that
@@ -38,7 +38,7 @@ class Message:
     bytes: int
     sent: float
     spans: int
-    before: Message | None = None
+    before: TimedMessage | None = None
     began: float = -1.0
     left: float = -1.0
     arrived: float = -1.0
@@ -46,14 +46,14 @@ class Message:
 
 
 class Span(NamedTuple):
-    """What a rank does from `begin` to `end`, in seconds: copy, reduce or wait for a message."""
+    """A rank's work from `begin` to `end`, in seconds: copy, reduce or wait for a message."""
 
     rank: int
     verb: str
     begin: float
     end: float
     bytes: int
-    message: Message | None
+    message: TimedMessage | None
 
 
 def simulate(group: GroupPlans, topology: Topology, costs: Fabrics) -> Engine:
@@ -78,15 +78,15 @@ class Engine:
         self.at = [0] * len(programs)
         self.clock = [0.0] * len(programs)
         self.of_rank: list[list[Span]] = [[] for _ in programs]
-        self.messages: list[Message] = []
+        self.messages: list[TimedMessage] = []
         self.carried = [0] * len(topology.links)  # bytes, by link
         self.unsent: dict[tuple[int, int], int] = defaultdict(int)  # bytes, by sender and receiver
-        self.arrived: dict[Key, deque[Message]] = defaultdict(deque)
-        self.latest: dict[tuple[int, int], Message] = {}  # taken, by sender and receiver
+        self.arrived: dict[Key, deque[TimedMessage]] = defaultdict(deque)
+        self.latest: dict[tuple[int, int], TimedMessage] = {}  # taken, by sender and receiver
         self.blocked: dict[Key, int] = {}
-        self.queues: dict[tuple[int, int], deque[Message]] = defaultdict(deque)
+        self.queues: dict[tuple[int, int], deque[TimedMessage]] = defaultdict(deque)
         self.flows = Flows(topology.links)
-        self.message_of: dict[int, Message] = {}  # by the number of its transfer
+        self.message_of: dict[int, TimedMessage] = {}  # by the number of its transfer
         self.changed: set[int] = set()  # links
         self.events: list[tuple[float, int, int, Callable[..., None], Any]] = []
         self.number, self.now = itertools.count(), 0.0
@@ -139,29 +139,29 @@ class Engine:
                 self.later(self.clock[rank], self.step, rank)
                 return
 
-    def take(self, rank: int, message: Message) -> Message:
+    def take(self, rank: int, message: TimedMessage) -> TimedMessage:
         self.clock[rank] = message.taken = max(self.clock[rank], message.arrived)
         if message.lane == "data":
             self.latest[message.sender, rank] = message
         return message
 
     def move(self, rank: int, step: Step) -> None:
-        for one in step.targets:
-            if one.rank != rank:
-                self.unsent[rank, one.rank] += step.bytes
+        for target in step.targets:
+            if target.rank != rank:
+                self.unsent[rank, target.rank] += step.bytes
         for owner in step.loaded(rank):
             if (owner, rank) in self.latest:
                 self.latest[owner, rank].bytes += step.bytes
         to = step.receiver(rank)
         here = to < 0 or to // self.local == rank // self.local
-        if here and (to >= 0 or any(one.space == "window" for one in step.targets + step.sources)):
+        if here and (to >= 0 or any(o.space == "window" for o in step.targets + step.sources)):
             self.clock[rank] += step.bytes * self.costs.memory.beta
         self.clock[rank] += step.bytes * (len(step.sources) - 1) * self.costs.network.gamma
 
     def send(self, rank: int, step: Step) -> None:
         size = self.unsent.pop((rank, step.peer), 0)
         spans = len(self.of_rank[rank])
-        message = Message(rank, step.peer, step.lane, size, self.clock[rank], spans)
+        message = TimedMessage(rank, step.peer, step.lane, size, self.clock[rank], spans)
         self.messages.append(message)
         if rank // self.local == step.peer // self.local:
             message.began = message.left = message.sent
@@ -176,7 +176,7 @@ class Engine:
 
     # ---- the network
 
-    def begin(self, message: Message) -> None:
+    def begin(self, message: TimedMessage) -> None:
         """Put it onto the links; one without bytes leaves at once, and so do those like it."""
         queue = self.queues[message.sender, message.receiver]
         while queue[0].bytes == 0:
@@ -187,30 +187,30 @@ class Engine:
         first = queue[0]
         first.began = self.now
         route = self.topology.routes[first.sender // self.local, first.receiver // self.local]
-        one = Transfer(next(self.number), route, float(first.bytes), self.now)
-        self.message_of[one.number] = first
-        self.flows.add(one)
-        self.change(one)
+        transfer = Transfer(next(self.number), route, float(first.bytes), self.now)
+        self.message_of[transfer.number] = first
+        self.flows.add(transfer)
+        self.change(transfer)
 
-    def change(self, one: Transfer) -> None:
-        """Shares are computed once for all that happens at one time, after all of it."""
+    def change(self, transfer: Transfer) -> None:
+        """Have shares computed once for all that happens at one time, after all of it."""
         if not self.changed:
             self.later(self.now, self.share, order=1)
-        self.changed.update(one.route)
+        self.changed.update(transfer.route)
 
     def share(self) -> None:
         changed, self.changed = self.changed, set()
-        for when, one in self.flows.share(changed, self.now):
-            self.later(when, self.end, one, one.version)
+        for when, transfer in self.flows.share(changed, self.now):
+            self.later(when, self.end, transfer, transfer.version)
 
-    def end(self, one: Transfer, version: int) -> None:
-        if version != one.version:
+    def end(self, transfer: Transfer, version: int) -> None:
+        if version != transfer.version:
             return
-        one.version = -1
-        self.flows.remove(one)
-        self.change(one)
-        message = self.message_of.pop(one.number)
-        for link in one.route:
+        transfer.version = -1
+        self.flows.remove(transfer)
+        self.change(transfer)
+        message = self.message_of.pop(transfer.number)
+        for link in transfer.route:
             self.carried[link] += message.bytes
         queue = self.queues[message.sender, message.receiver]
         queue.popleft()
@@ -218,13 +218,13 @@ class Engine:
         if queue:
             self.begin(queue[0])
 
-    def leave(self, message: Message) -> None:
-        """Its last byte has left."""
+    def leave(self, message: TimedMessage) -> None:
+        """Note that its last byte has left."""
         message.left = self.now
         hosts = message.sender // self.local, message.receiver // self.local
         self.later(self.now + self.topology.latency(hosts), self.receive, message)
 
-    def receive(self, message: Message) -> None:
+    def receive(self, message: TimedMessage) -> None:
         key = (message.sender, message.receiver, message.lane)
         message.arrived = self.now
         self.arrived[key].append(message)

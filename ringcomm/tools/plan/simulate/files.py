@@ -22,7 +22,7 @@ MOST_HOSTS = 512
 
 
 class PlaceError(ValueError):
-    """What is wrong, and where: "links[2].rate"."""
+    """An error in a file, with its place: "links[2].rate"."""
 
     def __init__(self, place: str, what: str) -> None:
         super().__init__(f"{place}: {what}")
@@ -32,10 +32,10 @@ def find(text: str, hosts: int, network: Network) -> Topology:
     """Return the topology of a name or file, for so many hosts. Raises ValueError, and OSError."""
     if not text.endswith(".json"):
         return named(text, hosts, network)
-    found = read(Path(text), network.fabrics.network.alpha)
-    if len(found.hosts) != hosts:
-        raise ValueError(f"{text} has {len(found.hosts)} hosts, and the group {hosts}")
-    return found
+    topology = read(Path(text), network.fabrics.network.alpha)
+    if len(topology.hosts) != hosts:
+        raise ValueError(f"{text} has {len(topology.hosts)} hosts, and the group {hosts}")
+    return topology
 
 
 def read(path: Path, alpha: float) -> Topology:
@@ -86,15 +86,15 @@ def list_of(value: Any, place: str) -> list[Any]:
 
 
 def names_of(value: Any, place: str, most: int) -> list[str]:
-    found = list_of(value, place)
-    if not 0 < len(found) <= most:
+    names = list_of(value, place)
+    if not 0 < len(names) <= most:
         raise PlaceError(place, f"it must have 1 to {most} names")
-    for number, name in enumerate(found):
+    for number, name in enumerate(names):
         if not isinstance(name, str) or not name:
             raise PlaceError(f"{place}[{number}]", f"{name!r} is no name")
-    if len(set(found)) < len(found):
+    if len(set(names)) < len(names):
         raise PlaceError(place, "a name is there twice")
-    return found
+    return names
 
 
 def is_number(value: Any) -> bool:
@@ -104,39 +104,40 @@ def is_number(value: Any) -> bool:
 
 def links_of(value: Any) -> list[Link]:
     """Return the links, of which each is two unless it is one_way."""
-    found: list[Link] = []
+    links: list[Link] = []
     ends: set[tuple[str, str]] = set()
-    for number, one in enumerate(list_of(value, "links")):
+    for number, entry in enumerate(list_of(value, "links")):
         place = f"links[{number}]"
-        link, one_way = link_of(one, place)
+        link, one_way = link_of(entry, place)
         back = link._replace(source=link.target, target=link.source)
         for way in [link] if one_way else [link, back]:
             if way[:2] in ends:
                 text = f"there is a link from {way.source} to {way.target} already"
                 raise PlaceError(place, text)
             ends.add((way.source, way.target))
-            found.append(way)
-        if len(found) > MOST_LINKS:
+            links.append(way)
+        if len(links) > MOST_LINKS:
             raise PlaceError("links", f"there are more than {MOST_LINKS:,}")
-    return found
+    return links
 
 
-def link_of(one: Any, place: str) -> tuple[Link, bool]:
+def link_of(entry: Any, place: str) -> tuple[Link, bool]:
     """Return a link, and whether it goes one way."""
-    if not isinstance(one, dict):
+    if not isinstance(entry, dict):
         raise PlaceError(place, "it must be an object")
-    for key in one:
+    for key in entry:
         if key not in LINK_KEYS:
             raise PlaceError(place, f"there is no key {key!r}: use {', '.join(sorted(LINK_KEYS))}")
     ends = []
     for key in ("from", "to"):
-        node = one.get(key)
+        node = entry.get(key)
         if not isinstance(node, str) or not node:
             raise PlaceError(f"{place}.{key}", f"{node!r} is no name")
         ends.append(node)
     if ends[0] == ends[1]:
         raise PlaceError(place, f"it leads from {ends[0]} to itself")
-    rate, latency, one_way = one.get("rate"), one.get("latency", 0.0), one.get("one_way", False)
+    rate, latency = entry.get("rate"), entry.get("latency", 0.0)
+    one_way = entry.get("one_way", False)
     if not is_number(rate) or rate is None or not is_positive(rate):
         raise PlaceError(f"{place}.rate", f"{rate!r} is no positive number of bytes a second")
     if not is_number(latency) or latency < 0:
@@ -151,7 +152,7 @@ def shortest(hosts: Sequence[str], links: Sequence[Link]) -> dict[Pair, tuple[in
     out: dict[str, list[int]] = {}
     for number, link in enumerate(links):
         out.setdefault(link.source, []).append(number)
-    found: dict[Pair, tuple[int, ...]] = {}
+    routes: dict[Pair, tuple[int, ...]] = {}
     for a, host in enumerate(hosts):
         by: dict[str, tuple[int, ...]] = {host: ()}
         waiting = deque([host])
@@ -161,8 +162,8 @@ def shortest(hosts: Sequence[str], links: Sequence[Link]) -> dict[Pair, tuple[in
                 if (after := links[number].target) not in by:
                     by[after] = (*by[node], number)
                     waiting.append(after)
-        found.update({(a, b): by[name] for b, name in enumerate(hosts) if b != a and name in by})
-    return found
+        routes.update({(a, b): by[name] for b, name in enumerate(hosts) if b != a and name in by})
+    return routes
 
 
 def routes_of(
@@ -170,7 +171,7 @@ def routes_of(
 ) -> dict[Pair, tuple[int, ...]]:
     """Return the routes that are written out: each as the nodes that it goes through."""
     numbers = {(link.source, link.target): number for number, link in enumerate(links)}
-    found = {}
+    routes = {}
     for number, nodes in enumerate(list_of(value, "routes")):
         place = f"routes[{number}]"
         names = names_of(nodes, place, len(links) + 1)
@@ -181,5 +182,5 @@ def routes_of(
             if way not in numbers:
                 raise PlaceError(place, f"there is no link from {way[0]} to {way[1]}")
         ends = hosts.index(names[0]), hosts.index(names[-1])
-        found[ends] = tuple(numbers[way] for way in ways)
-    return found
+        routes[ends] = tuple(numbers[way] for way in ways)
+    return routes

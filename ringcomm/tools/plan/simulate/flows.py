@@ -24,7 +24,7 @@ class Transfer:
     left: float
     since: float
     rate: float = 0.0
-    version: int = 0  # of its rate: an end that was computed before counts no more
+    version: int = 0  # counts its rates: an end computed for an earlier rate is void
 
 
 @dataclass
@@ -32,18 +32,18 @@ class Flows:
     """All transfers under way."""
 
     links: Sequence[Link]
-    on: list[dict[int, Transfer]] = field(init=False)  # of each link, by number: in that order
+    on: list[dict[int, Transfer]] = field(init=False)  # by link, in the order of their numbers
 
     def __post_init__(self) -> None:
         self.on = [{} for _ in self.links]
 
-    def add(self, one: Transfer) -> None:
-        for link in one.route:
-            self.on[link][one.number] = one
+    def add(self, transfer: Transfer) -> None:
+        for link in transfer.route:
+            self.on[link][transfer.number] = transfer
 
-    def remove(self, one: Transfer) -> None:
-        for link in one.route:
-            del self.on[link][one.number]
+    def remove(self, transfer: Transfer) -> None:
+        for link in transfer.route:
+            del self.on[link][transfer.number]
 
     def share(self, changed: set[int], now: float) -> list[tuple[float, Transfer]]:
         """Give those their share that a change of these links can reach; others keep theirs.
@@ -52,25 +52,25 @@ class Flows:
         """
         some, links = self.reached(changed)
         rates = self.rates(some, links)
-        found = []
-        for one in sorted(some.values(), key=lambda one: one.number):
-            rate = rates[one.number]
-            if rate != one.rate:
-                one.left -= (now - one.since) * one.rate
-                one.since, one.rate = now, rate
-                one.version += 1
-                found.append((now + max(0.0, one.left) / rate, one))
-        return found
+        renewed = []
+        for transfer in sorted(some.values(), key=lambda transfer: transfer.number):
+            rate = rates[transfer.number]
+            if rate != transfer.rate:
+                transfer.left -= (now - transfer.since) * transfer.rate
+                transfer.since, transfer.rate = now, rate
+                transfer.version += 1
+                renewed.append((now + max(0.0, transfer.left) / rate, transfer))
+        return renewed
 
     def reached(self, changed: set[int]) -> tuple[dict[int, Transfer], set[int]]:
         """Return the transfers that share a link, directly or through others, and their links."""
         some: dict[int, Transfer] = {}
         links, waiting = set(changed), list(changed)
         while waiting:
-            for number, one in self.on[waiting.pop()].items():
+            for number, transfer in self.on[waiting.pop()].items():
                 if number not in some:
-                    some[number] = one
-                    fresh = [link for link in one.route if link not in links]
+                    some[number] = transfer
+                    fresh = [link for link in transfer.route if link not in links]
                     links.update(fresh)
                     waiting += fresh
         return some, links
@@ -79,17 +79,17 @@ class Flows:
         """Fill the links up together: the first to be full fixes the share of its transfers."""
         room = {link: self.links[link].rate for link in links if self.on[link]}
         count = {link: len(self.on[link]) for link in room}
-        found: dict[int, float] = {}
-        while len(found) < len(some):
+        shares: dict[int, float] = {}
+        while len(shares) < len(some):
             full = min(count, key=lambda link: (room[link] / count[link], link))
             share = room[full] / count[full]
-            for number, one in self.on[full].items():
-                if number in found:
+            for number, transfer in self.on[full].items():
+                if number in shares:
                     continue
-                found[number] = share
-                for link in one.route:
+                shares[number] = share
+                for link in transfer.route:
                     room[link] = max(0.0, room[link] - share)
                     count[link] -= 1
                     if count[link] == 0:
                         del count[link]
-        return found
+        return shares

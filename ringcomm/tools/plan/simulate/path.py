@@ -1,4 +1,4 @@
-"""The critical path: what the last rank to end has waited for, step by step, back to the start."""
+"""The critical path: the waits of the last rank to end, step by step, back to the start."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import itertools
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from ringcomm.tools.plan.simulate.engine import Engine, Message
+from ringcomm.tools.plan.simulate.engine import Engine, TimedMessage
 
 KINDS = ("latency", "transfer", "copy", "reduce")
 
 
 class Part(NamedTuple):
-    """What the path does from `begin` to `end`, in seconds.
+    """A stretch of the path from `begin` to `end`, in seconds.
 
     latency, transfer: a message on its way from `rank` to `to`. copy, reduce: work of `rank`. Of a
     transfer, `shared` are the seconds that it takes because others are on the same links.
@@ -45,7 +45,7 @@ def critical_path(run: Engine) -> list[Part]:
     return parts
 
 
-def trace(run: Engine, message: Message, parts: list[Part]) -> Message:
+def trace(run: Engine, message: TimedMessage, parts: list[Part]) -> TimedMessage:
     """Add the parts of a message, and of those of the same pair that it waited for.
 
     Returns the first of these: that was sent when its turn had come.
@@ -58,8 +58,8 @@ def trace(run: Engine, message: Message, parts: list[Part]) -> Message:
             alone = message.bytes / run.topology.rate(pair)
             took = message.left - message.began
             shared = took - alone if took > alone * (1 + 1e-9) else 0.0
-            one = Part("transfer", message.began, message.left, *ends, message.bytes, shared)
-            parts.append(one)
+            part = Part("transfer", message.began, message.left, *ends, message.bytes, shared)
+            parts.append(part)
         if message.before is None or message.began <= message.sent:
             return message
         message = message.before
@@ -67,18 +67,18 @@ def trace(run: Engine, message: Message, parts: list[Part]) -> Message:
 
 def totals(parts: Sequence[Part]) -> dict[str, float]:
     """Return the seconds of each kind, and of all that is "shared" among the transfers."""
-    found = {kind: sum(one.end - one.begin for one in parts if one.kind == kind) for kind in KINDS}
-    return {**found, "shared": sum(one.shared for one in parts)}
+    seconds = {kind: sum(p.end - p.begin for p in parts if p.kind == kind) for kind in KINDS}
+    return {**seconds, "shared": sum(part.shared for part in parts)}
 
 
 def hops(parts: Sequence[Part]) -> list[tuple[int, int]]:
     """Return from which rank to which the path goes, in order; a pair that stays counts once."""
-    ends = [(one.rank, one.to) for one in parts if one.to >= 0]
+    ends = [(part.rank, part.to) for part in parts if part.to >= 0]
     return [pair for pair, _ in itertools.groupby(ends)]
 
 
 def message_count(parts: Sequence[Part]) -> int:
     """Return how many messages the path has: one that waited for another's bytes, and that one."""
-    starts = {(one.rank, one.to, one.begin) for one in parts if one.kind == "transfer"}
-    bare = sum(one.kind == "latency" and one.bytes == 0 for one in parts)
+    starts = {(part.rank, part.to, part.begin) for part in parts if part.kind == "transfer"}
+    bare = sum(part.kind == "latency" and part.bytes == 0 for part in parts)
     return len(starts) + bare

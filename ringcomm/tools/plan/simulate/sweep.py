@@ -23,7 +23,7 @@ Times = dict[str, dict[int, float]]  # seconds, by algorithm and bytes
 
 
 class Task(NamedTuple):
-    """What is swept for each group."""
+    """The sweep that is made for each group."""
 
     collective: str
     sizes: Sequence[int]
@@ -54,14 +54,14 @@ class Panel(NamedTuple):
 
 def named(algorithms: Sequence[Asked]) -> dict[str, Asked]:
     """Return algorithms by the names that tables and pictures have. Raises ValueError."""
-    found: dict[str, Asked] = {}
-    for one in algorithms:
-        function = function_of(one)
-        name = name_of(function) if function else str(one)
-        if name in found:
+    by_name: dict[str, Asked] = {}
+    for asked in algorithms:
+        function = function_of(asked)
+        name = name_of(function) if function else str(asked)
+        if name in by_name:
             raise ValueError(f"there are two algorithms {name}: rename the function of one")
-        found[name] = function or one
-    return found
+        by_name[name] = function or asked
+    return by_name
 
 
 def panel_of(task: Task, ranks: int, hosts: int, topology: str, network: Network) -> Panel:
@@ -102,26 +102,26 @@ def rounded(size: int, ranks: int) -> int:
 
 def crossings(panel: Panel) -> list[Crossing]:
     """Return where the fastest changes: between two sizes, where the lines of the picture cross."""
-    found = []
+    places = []
     for low, high in itertools.pairwise(sorted(panel.bounds)):
-        one, other = panel.fastest(low), panel.fastest(high)
-        if one == other:
+        first, other = panel.fastest(low), panel.fastest(high)
+        if first == other:
             continue
-        ends = [panel.times[name].get(size) for name in (one, other) for size in (low, high)]
+        ends = [panel.times[name].get(size) for name in (first, other) for size in (low, high)]
         if None in ends:
             continue  # one of them is not for both sizes
         a, b = (
-            [math.log(panel.times[name][size]) for size in (low, high)] for name in (one, other)
+            [math.log(panel.times[name][size]) for size in (low, high)] for name in (first, other)
         )
         before, after = b[0] - a[0], a[1] - b[1]  # how far apart; neither is negative
         part = before / (before + after) if before + after > 0 else 0.5
         size = low * (high / low) ** part
-        found.append(Crossing(size, math.exp(a[0] + part * (a[1] - a[0])), one, other))
-    return found
+        places.append(Crossing(size, math.exp(a[0] + part * (a[1] - a[0])), first, other))
+    return places
 
 
 def lines_of(panel: Panel) -> Iterator[str]:
-    """The table of a panel, and where the fastest changes."""
+    """Yield the table of a panel, and where the fastest changes."""
     yield f"\n{panel.ranks} ranks"
     names = list(panel.times)
     wide = max(14, *(len(name) + 3 for name in names))
@@ -142,8 +142,8 @@ def lines_of(panel: Panel) -> Iterator[str]:
 def crossing_lines(panel: Panel) -> Iterator[str]:
     smallest = min(panel.bounds)
     yield f"the fastest: {panel.fastest(smallest)} from {show_size(smallest)} on"
-    for one in crossings(panel):
-        yield f"  {one.after} from about {about(one.bytes)} on"
+    for crossing in crossings(panel):
+        yield f"  {crossing.after} from about {about(crossing.bytes)} on"
 
 
 def about(size: float) -> str:

@@ -11,13 +11,13 @@ from ringcomm._text import show_seconds, show_size
 from ringcomm.tools import svg
 from ringcomm.tools.plan.simulate.sweep import Crossing, Panel, about, crossings
 
-WIDE, HIGH = 330, 250  # of a panel's axes, in pixels, as all lengths here
+WIDE, HIGH = 330, 250  # a panel's axes, in pixels, as all lengths here
 LEFT, ABOVE, BELOW, RIGHT = 66, 34, 48, 18  # around them
-LETTER, LINE = 6.5, 14  # of the text at a crossing
+LETTER, LINE = 6.5, 14  # the text at a crossing
 IN_A_ROW = 3
 NARROWEST = 480  # the note fits into it
 HEAD = 86  # title, note and legend
-ENTRY = 118  # of the legend, unless a name is longer
+ENTRY = 118  # the width of an entry of the legend, unless a name is longer
 # By algorithm, so that pictures can be compared.
 COLORS = {
     "ring": svg.BLUE,
@@ -64,8 +64,8 @@ def picture_of(
 ) -> str:  # fmt: skip
     """Return the SVG of the panels, where their lines cross, too."""
     note = f"a model with the costs of {network.source}, not a measurement"
-    found = [(one, crossings(one)) for one in panels]
-    return draw(f"{collective} on {topology}", note, found)
+    crossed = [(panel, crossings(panel)) for panel in panels]
+    return draw(f"{collective} on {topology}", note, crossed)
 
 
 def draw(title: str, note: str, panels: Sequence[tuple[Panel, list[Crossing]]]) -> str:
@@ -84,12 +84,12 @@ def draw(title: str, note: str, panels: Sequence[tuple[Panel, list[Crossing]]]) 
         *legend(names, entries, entry),
     ]
     least, most = range_of([panel for panel, _ in panels])
-    for number, (panel, found) in enumerate(panels):
+    for number, (panel, crossed) in enumerate(panels):
         row, column = divmod(number, columns)
         x0 = column * (LEFT + WIDE + RIGHT) + LEFT
         y0 = head + row * (ABOVE + HIGH + BELOW) + ABOVE
         axes = Axes(x0, y0, min(panel.bounds), max(panel.bounds), least, most)
-        parts += panel_of(panel, found, axes)
+        parts += panel_of(panel, crossed, axes)
     return svg.picture(title, width, height, svg.style(colors, RULES), parts)
 
 
@@ -114,7 +114,7 @@ def range_of(panels: Sequence[Panel]) -> tuple[float, float]:
 
 
 def legend(names: Sequence[str], entries: int, entry: int) -> Iterator[str]:
-    """A line for each name, `entries` of so many pixels in a row."""
+    """Draw a line for each name, `entries` of so many pixels in a row."""
     for number, name in enumerate([*names, "lower bound"]):
         row, column = divmod(number, entries)
         x, y = 12 + column * entry, 64 + row * 18
@@ -125,7 +125,7 @@ def legend(names: Sequence[str], entries: int, entry: int) -> Iterator[str]:
         yield svg.text(x + 28, y, name)
 
 
-def panel_of(panel: Panel, found: Sequence[Crossing], axes: Axes) -> Iterator[str]:
+def panel_of(panel: Panel, crossed: Sequence[Crossing], axes: Axes) -> Iterator[str]:
     top, left, bottom = axes.y0, axes.x0, axes.y0 + HIGH
     yield svg.text(left, top - 12, f"{panel.ranks} ranks", "panel")
     for seconds in decades(axes):
@@ -142,7 +142,7 @@ def panel_of(panel: Panel, found: Sequence[Crossing], axes: Axes) -> Iterator[st
     yield svg.path(path_of(least, axes), "least")
     for name, times in panel.times.items():
         yield svg.path(path_of(times, axes), "line", stroke=word(name), title=name)
-    yield from marks(found, axes)
+    yield from marks(crossed, axes)
 
 
 def decades(axes: Axes) -> Iterator[float]:
@@ -155,13 +155,13 @@ def path_of(times: dict[int, float], axes: Axes) -> str:
     return "M" + "L".join(points) if points else ""
 
 
-def marks(found: Sequence[Crossing], axes: Axes) -> Iterator[str]:
-    """A dot where the fastest changes, with the bytes and the new one above or below it."""
+def marks(crossed: Sequence[Crossing], axes: Axes) -> Iterator[str]:
+    """Draw a dot where the fastest changes, with the bytes and the new one above or below it."""
     texts: list[tuple[float, float, float]] = []  # from and to on the line, and its height
-    for one in found:
-        x, y = axes.x(one.bytes), axes.y(one.seconds)
+    for crossing in crossed:
+        x, y = axes.x(crossing.bytes), axes.y(crossing.seconds)
         yield svg.box(x - 4, y - 4, 8, 8, "crossing", more=' rx="4"')
-        text = f"{one.after} from {about(one.bytes)}"
+        text = f"{crossing.after} from {about(crossing.bytes)}"
         left = x > axes.x0 + WIDE * 0.6
         at = x - 8 if left else x + 8
         begin, end = (at - LETTER * len(text), at) if left else (at, at + LETTER * len(text))

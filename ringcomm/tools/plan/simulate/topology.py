@@ -1,4 +1,4 @@
-"""What connects hosts: links, and the route of each message over them.
+"""The network between hosts: links, and the route of each message over them.
 
 A link goes one way, at so many bytes a second. A cable that sends and receives at once is two
 links. A message takes alpha, the latency of every link of its route, and its share of the slowest.
@@ -28,7 +28,7 @@ from ringcomm._network.costs import Hosts, Network
 from ringcomm._network.order import laid_out
 
 Pair = tuple[int, int]  # hosts, by number: from, to
-MOST_LINKS = 100_000  # of a topology
+MOST_LINKS = 100_000  # in a topology
 NAMES = ("mesh", "switch", "ring", "torus:RxC", "fat-tree:K:O", "hosts:HxL", "measured")
 
 
@@ -67,7 +67,7 @@ class Topology:
         return self.alpha + sum(self.links[link].latency for link in self.routes[pair])
 
     def rate(self, pair: Pair) -> float:
-        """Bytes a second of a message that has its route to itself."""
+        """Return the bytes a second of a message that has its route to itself."""
         return min(self.links[link].rate for link in self.routes[pair])
 
 
@@ -79,9 +79,9 @@ class Wires:
         self.links: list[Link] = []
         self.numbers: dict[tuple[str, str], int] = {}
 
-    def lay(self, one: str, other: str, rate: float = 0.0, latency: float = 0.0) -> None:
+    def lay(self, node: str, other: str, rate: float = 0.0, latency: float = 0.0) -> None:
         """Connect two nodes in both directions, at the rate of a host unless told otherwise."""
-        for ends in ((one, other), (other, one)):
+        for ends in ((node, other), (other, node)):
             if ends not in self.numbers:
                 if len(self.links) == MOST_LINKS:
                     raise ValueError(f"a topology has at most {MOST_LINKS:,} links")
@@ -191,7 +191,7 @@ def torus(rows: int, columns: int, rate: float, alpha: float) -> Topology:
 
 
 def fat_tree(count: int, leaf: int, over: float, rate: float, alpha: float) -> Topology:
-    """Two levels. The links of a leaf upwards are one, so no route is worse by chance."""
+    """Make two levels. The links of a leaf upwards are one, so no route is worse by chance."""
     hosts, wires = host_names(count), Wires(rate)
     leaves = (count + leaf - 1) // leaf
     for host, name in enumerate(hosts):
@@ -238,14 +238,14 @@ def measured(hosts: Hosts) -> Topology:
 
 def local_of(text: str) -> tuple[int, int] | None:
     """Return hosts and ranks of each where the name says both, as "hosts:2x4"; else None."""
-    found = re.fullmatch(r"hosts:([1-9]\d{0,3})x([1-9]\d{0,3})", text, re.ASCII)
-    return (int(found[1]), int(found[2])) if found else None
+    match = re.fullmatch(r"hosts:([1-9]\d{0,3})x([1-9]\d{0,3})", text, re.ASCII)
+    return (int(match[1]), int(match[2])) if match else None
 
 
 def hosts_of(text: str) -> int | None:
     """Return how many hosts the name asks for; None: it fits any number."""
-    if found := re.fullmatch(r"torus:([1-9]\d{0,3})x([1-9]\d{0,3})", text, re.ASCII):
-        return int(found[1]) * int(found[2])
+    if match := re.fullmatch(r"torus:([1-9]\d{0,3})x([1-9]\d{0,3})", text, re.ASCII):
+        return int(match[1]) * int(match[2])
     both = local_of(text)
     return both[0] if both else None
 
@@ -260,11 +260,11 @@ def named(text: str, count: int, network: Network) -> Topology:
     simple = {"mesh": mesh, "switch": switch, "ring": ring}
     if text in simple:
         return simple[text](count, rate, alpha)
-    if found := re.fullmatch(r"torus:(\d+)x(\d+)", text, re.ASCII):
-        return torus(int(found[1]), int(found[2]), rate, alpha)
+    if match := re.fullmatch(r"torus:(\d+)x(\d+)", text, re.ASCII):
+        return torus(int(match[1]), int(match[2]), rate, alpha)
     pattern = r"fat-tree:([1-9]\d{0,3}):([1-9]\d{0,2}(?:\.\d{1,3})?)"
-    if found := re.fullmatch(pattern, text, re.ASCII):
-        return fat_tree(count, int(found[1]), float(found[2]), rate, alpha)
+    if match := re.fullmatch(pattern, text, re.ASCII):
+        return fat_tree(count, int(match[1]), float(match[2]), rate, alpha)
     if local_of(text):
         return dataclasses.replace(switch(count, rate, alpha), name=text)
     if text == "measured":
