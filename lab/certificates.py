@@ -1,4 +1,4 @@
-"""Certificates of a job's ranks, made by OpenSSL's program as docs/safer.md has it."""
+"""Certificates of a job's ranks, made by OpenSSL's program as docs/security.md has it."""
 
 from __future__ import annotations
 

@@ -123,7 +123,7 @@ def sources_of_claims() -> Iterator[str]:
     if len(claims) < 60:
         yield "docs/compare.md: the table of claims is not where this script looks for it"
     # Our own measurement of Gloo is a source, too.
-    source = re.compile(r"\]\[[\w-]+\]|\(networks\.md#the-fault-table\)")
+    source = re.compile(r"\]\[[\w-]+\]|\(faults\.md\)")
     for cell in claims:
         if not source.search(cell):
             yield f"docs/compare.md: no source for: {cell}"

@@ -8,7 +8,7 @@
 //   acceptor  -> Resume      its cursor, proof          (so has it)
 //
 // Like the session, it does no I/O. It does not encrypt. Without TLS it does not protect a
-// connection from somebody who can change packets once the handshake is over (docs/safer.md).
+// connection from somebody who can change packets once the handshake is over (docs/security.md).
 #pragma once
 
 #include <optional>

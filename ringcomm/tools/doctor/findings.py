@@ -196,7 +196,7 @@ def secret_files(evidence: Evidence) -> Iterator[Finding]:
     for rank, facts in sorted(evidence.ranks.items()):
         if facts.secret_error:
             said = f"Rank {rank} on {facts.host} cannot have the secret: {facts.secret_error}."
-            yield Finding(ERROR, said, "see docs/safer.md on the file of the secret")
+            yield Finding(ERROR, said, "see docs/security.md on the file of the secret")
 
 
 def memory(evidence: Evidence) -> Iterator[Finding]:
