@@ -24,7 +24,7 @@ struct Link {
   double byte_time = 5e-11;  // seconds for each byte that comes in
   int blocks = 1;            // that a kernel may have
 };
-// `capability`: 90 is sm_90. What NVLink carries is in docs/gpus.md.
+// `capability`: 90 is sm_90. What NVLink carries is in benchmarks/README.md.
 Link link_of(bool nvlink, int capability, int blocks);
 
 // By the model, without the launch.
