@@ -8,7 +8,7 @@
     python benchmarks/gpu_check.py --simulated --short    # no GPU: do all stages work?
 
 Without a GPU the stages run on the simulated device of the tests, where figures mean nothing and
-are not judged. docs/gpus.md says how to check a machine; README.md, "On a GPU", what stages do.
+are not judged. README.md says how to check a machine, and what the stages do: "On a GPU".
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ struct DeviceLink {
   double byte_time = 5e-11;  // seconds for each byte that comes in
   int blocks = 1;            // that a kernel may have
 };
-// Returns the link as the model has it (docs/gpus.md). `capability`: 90 is sm_90.
+// Returns the link as the model has it (benchmarks/README.md). `capability`: 90 is sm_90.
 DeviceLink link_of(bool nvlink, int capability, int blocks);
 
 // Returns the time by the model, without the launch.

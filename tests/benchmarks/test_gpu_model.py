@@ -33,7 +33,7 @@ def told(*arguments: str) -> list[list[str]]:
 def test_the_page_has_what_the_program_prints(tmp_path: Path) -> None:
     file = tmp_path / "model.json"
     tables = told("--markdown", "--json", str(file))
-    page = (ROOT / "docs" / "gpus.md").read_text()
+    page = (ROOT / "benchmarks" / "README.md").read_text()
     parts = page.split("<!-- gpu_model -->\n")[1:]
     again = "write them again: `python benchmarks/gpu_model.py --markdown`"
     assert [part.split("\n\n")[0].splitlines() for part in parts] == tables, again

@@ -86,7 +86,7 @@ void epochs_wrap() {
   operations(group, 11, 40, steps_of_all(3), jittery);
 }
 
-// By the model of links: see docs/gpus.md.
+// By the model of links: see benchmarks/README.md.
 void links_and_lengths_decide() {
   const auto chosen = [](Collective collective, int size, uint64_t bytes, const DeviceLink& link) {
     Shape shape;
