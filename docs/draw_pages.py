@@ -68,7 +68,7 @@ def trace(folder: Path, to: Path) -> None:
 def top(folder: Path, to: Path) -> None:
     """Draw `ringcomm top`: of eight ranks, rank 7 has not called what the others wait in."""
     looks = []
-    for steps, after in ((75, 0), (140, 500 * MS)):
+    for steps, after in ((75, 0), (140, 5000 * MS)):
         flights, now = training(8, steps=steps, hosts=2)
         for flight in flights:
             flight.clock.error = 0
@@ -79,7 +79,7 @@ def top(folder: Path, to: Path) -> None:
     screen = extra("rich.console").Console(width=WIDE, record=True, file=io.StringIO())
     before, after_it = looks
     title = screens.title_of(Path("records"), after_it)
-    screen.print(screens.table(before, after_it, title, WIDE))
+    screen.print(screens.table(before, after_it, title, screens.View(WIDE)))
     text = screen.export_svg(title="ringcomm top records/", unique_id="top")
     text = FONT_FACE.sub("", text).replace("Fira Code, monospace", "monospace")
     (to / "top.svg").write_text(text)

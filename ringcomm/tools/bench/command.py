@@ -27,6 +27,16 @@ from ringcomm.tools.page import needed
 USUAL = ["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast"]
 SIZES = "8,64,1K,4K,16K,64K,256K,1M,4M,16M,64M"
 ENDED = 130  # by Ctrl-C, as shells have it
+EXAMPLES = (
+    "ringcomm bench all_reduce                                 next to Gloo",
+    "ringcomm bench all_reduce,all_gather --size 1K..64M --ranks 2,4",
+    "ringcomm bench --ddp --model transformer                  steps of a training",
+    "ringcomm bench all_reduce --html bench.html               with figures",
+)
+
+
+class Help(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFormatter):
+    """Says defaults, and leaves the lines of examples as they are."""
 
 
 def some_of(names: Sequence[str]) -> Any:
@@ -47,7 +57,7 @@ def ranks(text: str) -> list[int]:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.formatter_class = argparse.ArgumentDefaultsHelpFormatter
+    parser.formatter_class = Help
     add = parser.add_argument
     what = arguments.add_collective(parser, tuple(cases.FACTORS), several=True, optional=True)
     size = arguments.add_size(parser, SIZES, "bytes of the larger buffer")

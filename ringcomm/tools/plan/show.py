@@ -32,6 +32,10 @@ if TYPE_CHECKING:
 COLUMNS = ("#", "step", "to", "from", "bytes", "lane")
 MOST_OPERANDS = 4  # for a step in the table
 SHOWN = 40
+EXAMPLES = (
+    "ringcomm plan show all_reduce --ranks 4 --hosts 2 --size 1M --why",
+    "ringcomm plan show all_reduce --ranks 4 --rank 0 --svg plan.svg",
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
