@@ -134,7 +134,9 @@ def parse(words: list[str]) -> argparse.Namespace:
     parser = parser_of(words)
     if words and words[0] in GONE:
         parser.error(f"{words[0]} is gone: {GONE[words[0]]}")
-    return parser.parse_args(words or ["--help"])
+    options = parser.parse_args(words or ["--help"])
+    options.all_commands = lambda: parser_of([EVERY])
+    return options
 
 
 def main(arguments: list[str] | None = None) -> int:

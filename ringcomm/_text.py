@@ -14,7 +14,7 @@ UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 def size(text: str) -> int:
     """Return the bytes of "8", "1K", "1.5M" or "1G"; "4MB" and "4MiB" are "4M"."""
     match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)([KMG]?)(?:I?B)?", text.strip().upper(), re.ASCII)
-    count = float(match[1]) * UNITS[match[2]] if match else 0
+    count = float(match[1]) * UNITS[match[2]] if match else 0.0
     if count < 1 or not count.is_integer():
         raise argparse.ArgumentTypeError(f"{text!r} is not a size: write 8, 1K, 1.5M or 1G")
     return int(count)

@@ -20,7 +20,5 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    from ringcomm.__main__ import EVERY, parser_of
-
-    print(extra("shtab").complete(parser_of([EVERY]), options.shell))
+    print(extra("shtab").complete(options.all_commands(), options.shell))
     return 0

@@ -198,13 +198,18 @@ def short(name: str, cell: str) -> str:
     return " ".join(cell.split(" ")[:2]) if name == "operation" else cell
 
 
+def least(cell: str) -> int:
+    """Return how narrow a cell can be: one column's name may be folded, but no rank's number."""
+    return len("waits") if cell == "waits for" else len(cell)
+
+
 def fitted(lines: list[list[str]], width: int) -> list[list[str]]:
     """Return a table, its columns' names first, with what fits into so many characters."""
     borders = 3 * len(lines[0]) + 1
 
     def fits() -> bool:
         columns = zip(*lines, strict=True)
-        return borders + sum(max(map(len, column)) for column in columns) <= width
+        return borders + sum(max(map(least, column)) for column in columns) <= width
 
     if not fits():
         lines = [[short(*pair) for pair in zip(COLUMNS, line, strict=True)] for line in lines]
@@ -294,9 +299,14 @@ def table(before: Look, now: Look, title: str, view: View) -> Any:
     chosen, caption = view.part(every, look)
     names, *cells = fitted([COLUMNS, *(every[i] for i in chosen)], view.width)
     made = rich.Table(title=title, caption=caption, expand=False, header_style="bold")
-    for name in names:
+    for at, name in enumerate(names):
         number = name in ("rank", "since", "ops/s", "rate", "waits")
-        made.add_column(name, justify="right" if number else "left", no_wrap=True)
+        made.add_column(
+            name,
+            justify="right" if number else "left",
+            no_wrap=name != "waits for",
+            min_width=max((least(line[at]) for line in cells), default=0),
+        )
     for i, line in zip(chosen, cells, strict=True):
         made.add_row(*line, style=look[i])
     return made
@@ -375,11 +385,16 @@ class History:
         return f"{bars} {now:.3g} ops/s   q quits, s sorts, arrows scroll"
 
 
+def no_key(seconds: float) -> str:
+    time.sleep(max(seconds, 0))
+    return ""
+
+
 @contextlib.contextmanager
 def keys() -> Iterator[Callable[[float], str]]:
     """Give a function that returns the key pressed within so many seconds, or ""."""
     if not sys.stdin.isatty():
-        yield lambda seconds: time.sleep(max(seconds, 0)) or ""
+        yield no_key
         return
     import select
     import termios
