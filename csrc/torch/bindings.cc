@@ -277,8 +277,8 @@ void bind_blocks(py::module_& module) {
              py::arg("sources") = 1, py::arg("divisor") = 1.0F, NoGil());
 }
 
-// What the package asks of the core beside groups: names, host identities, and the registry of
-// algorithms; for the benchmarks and the tests, copies and the model of devices.
+// The core as Python sees it beside groups: names, host identities and the registry of algorithms;
+// for the benchmarks and the tests, copies and the model of devices, too.
 void bind_core(py::module_& module) {
   module.attr("PURPOSES") = py::tuple(py::cast(kPurposeNames));
   module.def("copy", &copy_tensor, NoGil());
