@@ -89,6 +89,11 @@ def ranks_text(ranks: Iterable[int]) -> str:
     return f"rank{'s' if len(every) > 1 else ''} {spans(every)}"
 
 
+def counted(count: int, noun: str) -> str:
+    """Return "1 rank", "2 ranks", "1,024 ranks"."""
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
 def show_size(size: int) -> str:
     """Return "1K" for 1024: a whole number of the largest unit that divides it."""
     for name, unit in reversed(UNITS.items()):

@@ -1,7 +1,7 @@
 // Codecs and operations of the device kernels: those of reduce/ on vectors of one lane, so that
 // results are the same bit by bit if nothing is fused (-fmad=false, -ffp-contract=off); and others
 // where devices have better ways. Included in an unnamed namespace inside ringcomm::cuda, after
-// <type_traits>, cuda/kernels.h and reduce/kernels.h.
+// <type_traits>, device/api.h and reduce/kernels.h.
 
 template <class T, int>
 using Vector = T;

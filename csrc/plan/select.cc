@@ -197,21 +197,19 @@ std::string selection_reason(const Shape& shape, bool mapped) {
   return text_of(row, row.limit(shape, ends));
 }
 
-std::vector<SelectionRow> selection(int size, const Costs& costs, int local) {
-  RINGCOMM_CHECK(size > 0, "no group has ", size, " ranks");
-  RINGCOMM_CHECK(local > 0 && size % local == 0, size, " ranks do not fill hosts of ", local);
+std::vector<SelectionRow> selection(int size, const Reach& reach) {
   Shape shape;
+  static_cast<Levels&>(shape) = reach;
   shape.size = size;
-  shape.local = local;
   shape.geometry = Geometry::across_hosts(size);
-  shape.costs = costs;
-  const int hosts = size / local;
+  const int hosts = size / shape.local;
   std::vector<SelectionRow> rows;
   for (const Row& row : kTable) {
     shape.collective = row.collective;
     const uint64_t limit = row.limit(shape, hosts);
     const char* const needs = kNeedNames[row.needs].key;
-    rows.push_back({row.collective, row.algorithm, limit, needs, text_of(row, limit)});
+    rows.push_back({row.collective, row.algorithm, limit, needs, fits(row, shape, reach.mapped),
+                    text_of(row, limit)});
   }
   return rows;
 }

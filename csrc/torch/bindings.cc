@@ -10,7 +10,6 @@
 #include "device/kernels_for.h"
 #include "plan/registry.h"
 #include "plan/rules.h"
-#include "plan/topology.h"
 #include "reduce/quantize.h"
 #include "torch/backend.h"
 #include "torch/errors.h"
@@ -278,10 +277,10 @@ void bind_blocks(py::module_& module) {
              py::arg("sources") = 1, py::arg("divisor") = 1.0F, NoGil());
 }
 
-// The core seen from Python, for the benchmarks and the tests.
+// The core as Python sees it beside groups: names, host identities and the registry of algorithms;
+// for the benchmarks and the tests, copies and the model of devices, too.
 void bind_core(py::module_& module) {
   module.attr("PURPOSES") = py::tuple(py::cast(kPurposeNames));
-  module.attr("MOST_DEVICE_RANKS") = cuda::kMostRanks;
   module.def("copy", &copy_tensor, NoGil());
   module.def("kernel_seconds", &kernel_seconds, py::arg("collective"), py::arg("ranks"),
              py::arg("bytes"), py::arg("nvlink"), py::arg("capability"));

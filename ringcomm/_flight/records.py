@@ -24,6 +24,7 @@ from typing import Any, NamedTuple
 
 from ringcomm._flight import processes
 from ringcomm._flight.processes import Process
+from ringcomm._text import counted
 
 MAGIC = b"RINGREC1"
 VERSION = 2
@@ -328,10 +329,6 @@ def operations_of(
         record.remarks.append(
             f"{record_name(record)} has {counted(torn, 'half-written operation')}"
         )
-
-
-def counted(count: int, noun: str) -> str:
-    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
 def record_name(record: GroupRecord) -> str:

@@ -132,7 +132,7 @@ def said(samples: Sequence[Facts]) -> int:
 
 def measure(options: argparse.Namespace) -> dict[str, Any]:
     """Return what JSON gets."""
-    look(options)
+    complete(options)
     facts = machine() | ({"gpus": gpus()} if options.device == "cuda" else {})
     if options.ddp:
         return {"benchmark": ddp.NAME, "machine": facts, **ddp.measure(options)}
@@ -143,8 +143,11 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     return {"benchmark": collectives.NAME, "machine": facts, "options": chosen, "samples": samples}
 
 
-def look(options: argparse.Namespace) -> None:
-    """Raise ValueError where something that is asked for is not here. Fills in what "all" is."""
+def complete(options: argparse.Namespace) -> None:
+    """Fill in the usual collectives, and the number of ranks that "all" is on this machine.
+
+    Raises ValueError where something that is asked for is not here.
+    """
     options.collectives = options.collectives or USUAL
     for name in options.collectives:
         if name not in cases.FACTORS:
