@@ -279,7 +279,7 @@ def test_every_room_has_tests_nearby() -> None:
 
 def near(name: str) -> set[str]:
     """Return the tests that scripts/check.sh runs for a file."""
-    command = [ROOT / "scripts" / "check.sh", "--list", name]
+    command = [str(ROOT / "scripts" / "check.sh"), "--list", name]
     return {*subprocess.run(command, check=True, capture_output=True, text=True).stdout.split("\n")}
 
 
