@@ -15,6 +15,8 @@ import argparse
 import sys
 from typing import Any, NamedTuple
 
+import torch  # noqa: F401  the library needs it to be loaded
+
 from lab import benchmark, report
 from ringcomm import _C
 from ringcomm.tools.bench import cases

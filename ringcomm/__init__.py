@@ -70,6 +70,7 @@ def __getattr__(name: str) -> Any:
     if name in ("algorithms", "compression", "elastic"):
         return importlib.import_module(f"ringcomm.{name}")
     if name in _LATER:
+        importlib.import_module("torch")  # which registers us at its end, with modules of its own
         return getattr(importlib.import_module(_LATER[name]), name)
     if name in _MOVED:
         warnings.warn(f"ringcomm.{name} is now {_MOVED[name]}", FutureWarning, stacklevel=2)

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch  # noqa: F401  the library needs it to be loaded
 
 from lab import ROOT
 from lab.limits import limit

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import doctor_cases
 import pytest
+import torch  # noqa: F401  the library needs it to be loaded
 
 from lab import browser
 from ringcomm import _C

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch  # noqa: F401  the library needs it to be loaded
 
 from lab.flights import BEGIN, MS, Clock, Flight, training, write
 from lab.limits import limit
