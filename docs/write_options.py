@@ -25,10 +25,11 @@ from ringcomm.options import (
 
 PAGE = Path(__file__).resolve().parent / "options.md"
 
-HEAD = """# Options
+HEAD = """# Options and environment variables
 
-Every setting has one name. In code it is an attribute of `ringcomm.Options`; for launchers it is a
-variable: `flows` is `RINGCOMM_FLOWS`. Code wins over the variable, and that over the default.
+You rarely need any of these. Every setting has a single name: in code it is an attribute of
+`ringcomm.Options`, and in the environment of your ranks a variable, so `flows` is `RINGCOMM_FLOWS`.
+Code wins over the variable, and the variable over the default.
 
 <!-- test: ranks 2 -->
 ```python
@@ -40,39 +41,37 @@ options.cuda_memory = 64 << 20
 dist.init_process_group("ringcomm", pg_options=options)
 ```
 
-A value that cannot be is an error at once: ValueError, or TypeError for a wrong type or an unknown
-keyword. `None` takes back what code has said. Options can be copied, and show what code has set.
+An invalid value raises immediately: ValueError, or TypeError for a wrong type or an unknown
+keyword. Set an attribute to `None` to go back to the variable or the default. You can copy options,
+and print them to see what you have set. A misspelled variable gets a warning that suggests the
+right name, or an error with `RINGCOMM_STRICT=1`.
 """
 SECTIONS = {
     GROUP: """
-## Of a group
+## Settings of a group
 
-Each group may have its own. Groups that `split_group` makes have those of their parent.
+Each group may have its own. Groups made by `split_group` inherit those of their parent.
 """,
     PROCESS: """
-## Of a process
+## Settings of a process
 
-A process has one network and one log. Its first group sets them. Options of a later group that ask
-for something else are an error; for `log`, `trace` and `metrics` a warning.
+A process has one network and one log, so its first group sets these. If the options of a later
+group ask for something else, that is an error (for `log`, `trace` and `metrics`, a warning).
+torchrun passes its own environment on to the ranks it starts.
 """,
     PROGRAM: """
-## Variables alone
+## Environment variables only
 
-They are not in `Options`: programs that do not name ringcomm, or tools, read them.
+These aren't in `Options`, because tools or programs that don't know ringcomm read them.
 """,
     BUILD: """
 ## For the build and the tests
 """,
 }
 TAIL = """
-`timeout`, a `timedelta`, is the first argument of `Options`, as of PyTorch's own; that of
-`init_process_group` wins. `enable_reconfigure` is PyTorch's too.
-
-CUDA reads one more variable itself: set `CUDA_DEVICE_MAX_CONNECTIONS` to 32 for many groups or
-pipelines, [why](design.md#on-devices).
-
-ringcomm warns of a variable that nobody reads, and says which one it may have meant. With
-`RINGCOMM_STRICT=1` that is an error.
+`Options` also takes `timeout`, a `timedelta`, as its first argument, and `enable_reconfigure`, as
+PyTorch's own options do; the timeout of `init_process_group` wins. If you have many groups or
+pipelines on a GPU, also set CUDA's own `CUDA_DEVICE_MAX_CONNECTIONS=32`.
 """
 
 

@@ -168,13 +168,13 @@ class Attributes:
     algorithm: Rules = Rules(
         GROUP, default=None, fits="the [table](plans.md) chooses", choices=ALGORITHMS
     )
-    """Used wherever a collective has it, or [rules](by_hand.md#by-rules) for collectives and sizes;
-    what rank 0 says holds for all. GPUs have [kernels](gpus.md#which-kernel).
+    """One algorithm, used wherever a collective has it, or [rules](by_hand.md#by-rules) by
+    collective and size. Rank 0 decides for all. On GPUs it names [kernels](gpus.md).
     """
     spin_us: Setting[int | None] = Setting(
         GROUP, kind=int, default=None, fits="fits the host", unit="microseconds", most=1_000_000
     )
-    """Microseconds for which a call that waits keeps its core, before it sleeps."""
+    """How many microseconds a waiting call keeps its core busy before it sleeps."""
     cuda_mode: Setting[str] = Setting(
         GROUP,
         default="auto",
@@ -182,8 +182,8 @@ class Attributes:
         wrong=" is no way for CUDA tensors: use auto, ipc (an error where ranks cannot map one "
         "another's memory) or host",
     )
-    """How CUDA tensors go. `ipc`: an error where ranks cannot map one another's memory; `host`:
-    through the host's memory.
+    """How CUDA tensors travel. `ipc` raises an error if ranks can't map one another's memory;
+    `host` goes through the host's memory.
     """
     cuda_memory: Setting[int | None] = Setting(
         GROUP,
@@ -194,23 +194,25 @@ class Attributes:
         least=1 << 18,
         most=1 << 40,
     )
-    """Bytes of its device that a rank gives the group."""
+    """How many bytes of device memory each rank gives the group."""
     shared_buffers: Setting[int] = Setting(GROUP, kind=int, default=0, unit="bytes", most=1 << 40)
-    """Bytes of a rank's memory that other ranks of its host read, for [FSDP2's
-    buffers](performance.md#buffers-of-fsdp2); [on a GPU](gpus.md#register-memory-once) any but 0
-    will do. The same on every rank.
+    """How many bytes of each rank's memory other ranks of its host may read directly, for
+    [FSDP2's buffers](performance.md); on a GPU any number but 0 will do. Must be the same on every
+    rank.
     """
     ifname: Setting[str] = Setting(PROCESS, default="", fits="all")
-    """[Interfaces or networks](networks.md#which-addresses), as `eth0`, `10.0.0.0/8`, `^docker`."""
+    """Which [interfaces or networks](networks.md#which-addresses) to use, such as `eth0`,
+    `10.0.0.0/8` or `^docker`.
+    """
     ports: Setting[str] = Setting(PROCESS, default="", fits="any")
-    """Where ranks listen: `40000-40015`, or one port."""
+    """The [ports](networks.md#which-ports) where ranks listen: `40000-40015`, or a single one."""
     transport: Setting[str] = Setting(
         PROCESS,
         default="auto",
         choices=("auto", "tcp"),
         wrong=" is no transport: use auto, or tcp to have it inside a host too",
     )
-    """`tcp`: between ranks of one host too, for tests and comparisons."""
+    """`tcp` uses TCP inside a host as well, for tests and comparisons."""
     flows: Setting[int | str] = Setting(
         PROCESS,
         kind=int,
@@ -221,35 +223,35 @@ class Attributes:
         choices=("auto",),
         numbered=True,
     )
-    """TCP connections between two processes. `auto`: one more while it brings more than 5 %, [up to
-    8](networks.md#several-connections). The same on every rank.
+    """The number of TCP connections between two processes. `auto` adds one while that brings more
+    than 5 %, [up to 8](networks.md#several-connections). Must be the same on every rank.
     """
     congestion: Setting[str] = Setting(PROCESS, default="", fits="as the kernel is set")
-    """TCP's congestion control, as `bbr`, of those in `sysctl
-    net.ipv4.tcp_allowed_congestion_control`.
+    """TCP's congestion control, such as `bbr`; `sysctl net.ipv4.tcp_allowed_congestion_control`
+    lists the choices.
     """
     resume_seconds: Setting[int] = Setting(
         PROCESS, kind=int, default=30, unit="seconds", least=1, most=86_400
     )
-    """Seconds for which a peer that does not answer is waited for."""
+    """How many seconds to wait for a peer that doesn't answer."""
     secret: Secret = Secret(PROCESS, default="", fits="none")
-    """The [secret](security.md#a-secret) of the job: only ranks that have the same can connect. In
-    code a `pathlib.Path` is a file with it.
+    """The job's [secret](security.md#a-secret): only ranks with the same one can connect. In code,
+    a `pathlib.Path` names a file that holds it.
     """
     tls: Setting[str] = Setting(
         PROCESS, default="off", choices=("off", "on"), wrong=" is neither off nor on"
     )
-    """`on`: connections between hosts are [encrypted](security.md#encryption), by the secret or by
+    """`on` [encrypts](security.md#encryption) connections between hosts, with the secret or with
     certificates.
     """
     tls_cert: Setting[str] = Setting(PROCESS, default="")
-    """A file with this rank's certificate, and those between."""
+    """The file with this rank's certificate, followed by any intermediate ones."""
     tls_key: Setting[str] = Setting(PROCESS, default="")
-    """The file with the key of that certificate."""
+    """The file with that certificate's private key."""
     tls_ca: Setting[str] = Setting(PROCESS, default="")
-    """A file with the authorities that sign the ranks' certificates."""
+    """The file with the authorities that sign the ranks' certificates."""
     costs: Setting[str] = Setting(PROCESS, default="", fits="none")
-    """A file of `ringcomm tune`, at rank 0: what messages [cost](networks.md#tuning) here."""
+    """The file that [`ringcomm tune`](networks.md#tuning) wrote. Only rank 0 needs it."""
     host: Setting[str] = Setting(
         PROCESS,
         default="",
@@ -257,9 +259,9 @@ class Attributes:
         pattern=r"\S{0,64}",
         wrong=" is no name of a host: use one word of up to 64 characters",
     )
-    """The name of this host in that file, where hostnames change or are not unique."""
+    """This host's name in that file, if hostnames change or aren't unique."""
     cuda_library: Setting[str] = Setting(PROCESS, default="", fits="the one installed")
-    """The library for CUDA tensors, in place of the one that was built."""
+    """Another library for CUDA tensors than the one that was built."""
     log: Setting[str] = Setting(
         PROCESS,
         default="warning",
@@ -267,50 +269,50 @@ class Attributes:
         wrong=" is not a level: use debug, info, warning, error or off",
         numbered=True,
     )
-    """The least level of lines on stderr. `info` says what a group uses and why."""
-    trace: Setting[str] = Setting(PROCESS, default="", fits="a temporary one, when something fails")
-    """The folder in which [flight records](trace.md) are kept, also of ranks that are killed.
-    `off`: none is written, unless the program asks.
+    """The lowest level that is logged to stderr. `info` tells you what a group uses, and why."""
+    trace: Setting[str] = Setting(PROCESS, default="", fits="a temporary one, if something fails")
+    """The folder for [flight records](trace.md), which then survive even if ranks are killed. `off`
+    writes none unless your program asks.
     """
     trace_lines: Setting[str] = Setting(
         GROUP, default="0", choices=("0", "1"), wrong=" is neither 0 nor 1"
     )
-    """`1`: flight records have the line of the program that called, for some microseconds more."""
+    """`1` records the line of your program that made each call, which takes some microseconds."""
     metrics: Setting[str] = Setting(PROCESS, default="")
-    """A file that is written each second, for Prometheus; `%r` in its name is the rank."""
+    """A file for Prometheus, written every second; `%r` in its name becomes the rank."""
 
 
 class Variables:
     """Variables alone: programs that do not name ringcomm, or tools, read them."""
 
     secret_file = Setting[str](PROGRAM)
-    """A file whose first line is the secret; wins over it."""
+    """A file whose first line is the secret; it wins over `RINGCOMM_SECRET`."""
     as_ = Setting[str](PROGRAM)
-    """`gloo`: groups that ask for [Gloo](clients.md) on the CPU get ringcomm."""
+    """With `gloo`, groups that ask for [Gloo](clients.md) on the CPU get ringcomm."""
     default = Setting[str](PROGRAM)
-    """`cpu`, `cuda` or `cpu,cuda`: where groups that name no backend get ringcomm."""
+    """`cpu`, `cuda` or `cpu,cuda`: the devices for which ringcomm is the default backend."""
     elastic = Setting[str](PROGRAM, fits="`MASTER_ADDR` and `MASTER_PORT`")
-    """Where the store of an [elastic](elastic.md) world is: `host:port`, or several."""
+    """Where the store of an [elastic](elastic.md#the-store) world is: `host:port`, or several."""
     elastic_run = Setting[str](PROGRAM, fits="`SLURM_JOB_ID`")
-    """The name of an elastic job, where several have one store."""
+    """The name of an elastic job, if several share a store."""
     strict = Setting[str](PROGRAM, default="0", choices=("0", "1"), wrong=" is neither 0 nor 1")
-    """`1`: a variable of an unknown name is an error, in place of a warning."""
+    """`1` turns the warning about an unknown variable into an error."""
     cuda = Setting[str](BUILD)
-    """`on`, `off`, or `auto`: where torch has CUDA and `nvcc` is."""
+    """`on`, `off`, or `auto`: build for CUDA tensors if torch has CUDA and `nvcc` is there."""
     cuda_archs = Setting[str](BUILD)
-    """GPU architectures, as `80;90`."""
+    """GPU architectures, such as `80;90`."""
     sanitize = Setting[str](BUILD)
-    """`address`, `thread` or `undefined`."""
+    """A sanitizer: `address`, `thread` or `undefined`."""
     werror = Setting[str](BUILD)
-    """`1`: warnings are errors."""
+    """`1` turns compiler warnings into errors."""
     wheel = Setting[str](BUILD)
-    """`1`: for machines that may have other libraries."""
+    """`1` builds for machines that may have other libraries."""
     test_level = Setting[str](BUILD)
-    """Tests: `fast`, `sample`, `all` or `soak`."""
+    """Which tests run: `fast`, `sample`, `all` or `soak`."""
     sample_seconds = Setting[str](BUILD)
-    """Tests: how long a sample of long forms takes: 900."""
+    """How many seconds a sample of the long tests takes; default: 900."""
     seed = Setting[str](BUILD)
-    """Tests: what samples are drawn with."""
+    """The seed with which that sample is drawn."""
 
 
 ATTRIBUTES = {row.name: row for row in vars(Attributes).values() if isinstance(row, Setting)}
