@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import base64
+import contextlib
 import io
 import json
 import os
@@ -16,6 +17,7 @@ import re
 import subprocess
 import sys
 import tempfile
+import textwrap
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -25,8 +27,9 @@ sys.path.insert(0, str(DOCS.parent))
 
 from lab.devtools import Browser  # noqa: E402
 from lab.flights import BEGIN, MS, training, write  # noqa: E402
+from ringcomm.__main__ import main as ringcomm  # noqa: E402
 from ringcomm._flight.records import read_folder  # noqa: E402
-from ringcomm.tools import extra  # noqa: E402
+from ringcomm.tools import extra, svg  # noqa: E402
 from ringcomm.tools import top as screens  # noqa: E402
 from ringcomm.tools.bench import collectives, figures  # noqa: E402
 from ringcomm.tools.trace import job_of  # noqa: E402
@@ -68,7 +71,7 @@ def trace(folder: Path, to: Path) -> None:
 def top(folder: Path, to: Path) -> None:
     """Draw `ringcomm top`: of eight ranks, rank 7 has not called what the others wait in."""
     looks = []
-    for steps, after in ((75, 0), (140, 500 * MS)):
+    for steps, after in ((75, 0), (140, 5000 * MS)):
         flights, now = training(8, steps=steps, hosts=2)
         for flight in flights:
             flight.clock.error = 0
@@ -79,7 +82,7 @@ def top(folder: Path, to: Path) -> None:
     screen = extra("rich.console").Console(width=WIDE, record=True, file=io.StringIO())
     before, after_it = looks
     title = screens.title_of(Path("records"), after_it)
-    screen.print(screens.table(before, after_it, title, WIDE))
+    screen.print(screens.table(before, after_it, title, screens.View(WIDE)))
     text = screen.export_svg(title="ringcomm top records/", unique_id="top")
     text = FONT_FACE.sub("", text).replace("Fira Code, monospace", "monospace")
     (to / "top.svg").write_text(text)
@@ -101,7 +104,62 @@ def doctor(folder: Path, to: Path) -> None:
     photograph(page, to / "doctor.png")
 
 
+STACKS = """thread MainThread:
+  File "/home/me/train.py", line 58, in <module>
+  File "/home/me/train.py", line 31, in load_batch
+"""
+HANG = [  # a prompt and what is typed, or lines that appear; and seconds before it
+    ("$ torchrun --standalone --nproc-per-node=4 train.py", 0.5),
+    ("step 10  loss 1.92", 1.0),
+    ("step 20  loss 1.34", 1.0),
+    ("(nothing for a minute)", 1.5),
+    ("$ ringcomm trace", 2.0),
+]
+SHOWN, ROW, COLUMN, LEFT = 14.0, 20, 8.5, 16  # seconds of the whole, and pixels
+
+
+def hang(folder: Path, to: Path) -> None:
+    """Draw a terminal in which a job hangs, and `ringcomm trace` says where; it moves."""
+    flights, now = training(4)
+    for flight in flights:
+        if flight.rank != 2:
+            flight.call("all_reduce", now, elements=500_000)
+    write(folder, flights)
+    (ring,) = folder.glob("rank2-*")
+    ring.with_name(ring.stem.rpartition("-")[0] + ".stacks").write_text(STACKS)
+    said = io.StringIO()
+    with contextlib.redirect_stdout(said):
+        ringcomm(["trace", str(folder)])
+    first, *table = said.getvalue().splitlines()[:6]
+    answer = [*textwrap.wrap(first, WIDE - 10), *table]
+    lines = [*HANG, *((line, 1.0 if line == answer[0] else 0.0) for line in answer)]
+    parts, at = [], 0.0
+    for number, (line, pause) in enumerate(lines):
+        at += pause
+        css = "typed" if line.startswith("$") else "answer" if line in answer[:-5] else "line"
+        text = svg.text(LEFT, 28 + ROW * number, line, css).replace(
+            "<text ", f'<text style="animation-name: at{number}" ', 1
+        )
+        begin = 100 * at / SHOWN
+        parts.append(
+            f"<style>@keyframes at{number} {{ 0%, {begin:.1f}% {{ opacity: 0; }} "
+            f"{begin + 0.1:.1f}%, 100% {{ opacity: 1; }} }}</style>{text}"
+        )
+    rules = (
+        "text { font: 13px ui-monospace, monospace; white-space: pre; }",
+        f"text {{ animation-duration: {SHOWN:g}s; animation-iteration-count: infinite; }}",
+        ".typed { font-weight: 700; }",
+        ".answer { fill: var(--blame); font-weight: 700; }",
+    )
+    still = "@media (prefers-reduced-motion: reduce) { svg text { animation: none; } }"
+    colors = svg.style({"blame": svg.VERMILION}, rules)
+    width, height = LEFT * 2 + COLUMN * max(len(line) for line, _ in lines), 40 + ROW * len(lines)
+    title = "A job hangs, and ringcomm trace names the rank, the file and the line"
+    (to / "hang.svg").write_text(svg.picture(title, width, height, f"{colors}\n{still}", parts))
+
+
 DRAWN: dict[str, Callable[[Path, Path], None]] = {
+    "hang": hang,
     "trace": trace,
     "top": top,
     "bench": bench,

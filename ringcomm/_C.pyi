@@ -136,7 +136,7 @@ def close_groups(error: str) -> None:
     """End all groups, because the program ends; `error` is why, or ""."""
 
 def flight_rings() -> list[bytes]:
-    """Return the flight records of all groups, as their files show them (tools/records.py)."""
+    """Return the flight records of all groups, as their files show them (_flight/records.py)."""
 
 def tell_failures_to(pipe: int) -> None:
     """Write a byte to that descriptor whenever a group fails."""
@@ -200,7 +200,6 @@ def register_algorithm(name: str, collectives: list[int]) -> None:
     """
 
 PURPOSES: tuple[str, ...]  # of an operation, by number: "call", "several", "sparse" ...
-MOST_DEVICE_RANKS: int  # of a group that talks over devices
 
 # ---- hosts: the one rule for who shares one
 

@@ -6,11 +6,13 @@ leaves torch alone until your program imports it, so that commands start at once
 
 The package has floors, and imports go down only:
 
-- `ringcomm.tools`: the commands. Nothing that runs inside a training process imports them.
+- `ringcomm.tools`: the commands, which `__main__` starts. Nothing that runs inside a training
+  process imports them.
 - `ringcomm.elastic`, `ringcomm.compression`, `ringcomm.algorithms`: what a program may use beside
   torch's own interface.
-- `_runtime`, `_flight`, `_network`: settings and groups of a process, its flight records, and what
-  it knows of the network.
+- `_flight`: the flight records of a process.
+- `_runtime`, `_network`: its settings and groups, and what it knows of the network.
+- `options`, `_text`: the table of settings, and texts of sizes, times and ranks.
 - `_C`: the engine, in C++ (csrc/). `_planner`: its plans and their proofs, without torch.
 """
 

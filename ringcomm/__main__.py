@@ -9,6 +9,8 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import ringcomm
+
 # Each is a module with add_arguments(parser) and run(options), which returns the exit status. It is
 # imported when its command is called, so that the others' packages need not be there.
 Command = tuple[str, str]  # the module, and what it does
@@ -28,17 +30,16 @@ PLAN: dict[str, Command] = {
         "find a plan for a network whose links differ",
     ),
 }
+# In the order in which a user meets them.
 COMMANDS: dict[str, Command | tuple[dict[str, Command], str]] = {
-    "doctor": ("ringcomm.tools.doctor", "find what is wrong with hosts and network"),
-    "tune": (
-        "ringcomm.tools.tune.command",
-        "measure what messages cost between the ranks of a job",
-    ),
-    "top": ("ringcomm.tools.top", "watch where each rank of a running job is"),
-    "trace": ("ringcomm.tools.trace", "what went wrong in a job, by its flight records"),
-    "plan": (PLAN, "show, prove, simulate, draw or search the plans of collectives"),
-    "elastic": ("ringcomm.elastic.__main__", "serve the store of elastic worlds"),
+    "doctor": ("ringcomm.tools.doctor", "find out what is wrong with hosts and network"),
     "bench": ("ringcomm.tools.bench.command", "measure collectives next to other backends"),
+    "trace": ("ringcomm.tools.trace", "tell what went wrong in a job, from its flight records"),
+    "top": ("ringcomm.tools.top", "watch where each rank of a running job is"),
+    "tune": ("ringcomm.tools.tune.command", "measure what messages cost on this network"),
+    "plan": (PLAN, "show, prove, simulate, draw or search the plans of collectives"),
+    "elastic": ("ringcomm.elastic.__main__", "serve the store of elastic trainings"),
+    "completion": ("ringcomm.tools.completion", "print the completion of a shell"),
 }
 # Former commands, which go with version 0.3.
 FORMER = {name: ["plan", name] for name in ("verify", "simulate", "draw", "search")}
@@ -47,17 +48,27 @@ GONE = {
     "themselves"
 }
 USUAL_FAILURE = 1
+EVERY = ""  # in place of a command's name: all of them, for completion
+EXAMPLES = (
+    "ringcomm bench all_reduce               how fast it is here, next to Gloo",
+    "ringcomm trace                          why your latest job hangs, or failed",
+    "torchrun ... -m ringcomm doctor         whether these hosts can work together",
+    "ringcomm plan show all_reduce --why     what each rank will do, and why",
+)
 
 
 def expanded(words: list[str]) -> list[str]:
     """Return the words of a command line with the names that commands have now.
 
-    A former name is told on stderr. `ringcomm plan all_reduce` shows the plan.
+    A former name is told on stderr. `ringcomm plan all_reduce` shows the plan, and `ringcomm help
+    trace` the help of `ringcomm trace`.
     """
     if words and words[0] in FORMER:
         now = FORMER[words[0]]
         print(f"ringcomm {words[0]}: it is now `ringcomm {' '.join(now)}`", file=sys.stderr)
         return [*now, *words[1:]]
+    if words[:1] == ["help"]:
+        return [*words[1:], "--help"]
     if words[:1] == ["plan"] and len(words) > 1 and words[1] not in (*PLAN, "-h", "--help"):
         return ["plan", "show", *words[1:]]
     return words
@@ -69,27 +80,63 @@ def add_commands(
     """Add commands to a parser, of which the one that is named gets its arguments."""
     some = whole.add_subparsers(metavar="COMMAND", required=True)
     for name, (module, text) in commands.items():
-        own = some.add_parser(name, help=text)
-        if list(named[:1]) != [name]:
+        own = some.add_parser(name, help=text, formatter_class=argparse.RawDescriptionHelpFormatter)
+        if list(named[:1]) not in ([name], [EVERY]):
             continue
-        own.description = text
+        own.description = sentence(text)
         if isinstance(module, dict):
-            add_commands(own, module, named[1:])
+            add_commands(own, module, named if named[0] == EVERY else named[1:])
             continue
         tool = importlib.import_module(module)
-        own.description = (tool.__doc__ or text).partition(": ")[2]
+        own.description = sentence((tool.__doc__ or text).partition(": ")[2].strip())
+        own.epilog = examples(getattr(tool, "EXAMPLES", ()))
         tool.add_arguments(own)
         own.set_defaults(run=tool.run, command=own.prog)
+
+
+def sentence(text: str) -> str:
+    return text[:1].upper() + text[1:].removesuffix(".") + "."
+
+
+def examples(lines: Sequence[str]) -> str:
+    """Return the end of a help text: each example, and what it does."""
+    return "\n".join(["examples:", *(f"  {line}" for line in lines)]) if lines else ""
+
+
+def version() -> str:
+    """Return the versions of the package and of what it was built for; torch is not loaded."""
+    try:
+        built = importlib.import_module("ringcomm._build_info")
+    except ModuleNotFoundError:
+        return f"ringcomm {ringcomm.__version__}, not built"
+    return (
+        f"ringcomm {ringcomm.__version__}, built for torch {built.torch} and Python "
+        f"{built.python} by {built.compiler}"
+    )
+
+
+def parser_of(words: Sequence[str]) -> argparse.ArgumentParser:
+    """Return the parser of a command line; only the command that it names has its arguments."""
+    parser = argparse.ArgumentParser(
+        prog="ringcomm",
+        description="Find out what your job's collectives do, and how fast.",
+        epilog=examples(EXAMPLES),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--version", action="version", version=version())
+    add_commands(parser, COMMANDS, words)
+    return parser
 
 
 def parse(words: list[str]) -> argparse.Namespace:
     """Return the options of a command line. Exits where it is none."""
     words = expanded(words)
-    parser = argparse.ArgumentParser(prog="ringcomm", description="Tools for ringcomm.")
+    parser = parser_of(words)
     if words and words[0] in GONE:
         parser.error(f"{words[0]} is gone: {GONE[words[0]]}")
-    add_commands(parser, COMMANDS, words)
-    return parser.parse_args(words)
+    options = parser.parse_args(words or ["--help"])
+    options.all_commands = lambda: parser_of([EVERY])
+    return options
 
 
 def main(arguments: list[str] | None = None) -> int:

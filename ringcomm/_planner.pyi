@@ -9,6 +9,9 @@ ROOTED: tuple[str, ...]
 SHARDED: tuple[str, ...]
 ALGORITHMS: tuple[str, ...]
 KERNELS: tuple[str, ...]  # in place of an algorithm, on devices
+VERBS: tuple[str, ...]  # of a step
+SPACES: tuple[str, ...]  # of an operand
+LANES: tuple[str, ...]  # of a signal or a wait
 
 # any_size, few_ends, few_host_ranks, inbox_bytes and slot_bytes (between hosts), line_bytes,
 # most_ranks, one_shot_bytes, segment_bytes (in memory): csrc/plan/shape.h
@@ -39,12 +42,17 @@ class SelectionRow(TypedDict):
     algorithm: str
     limit: int  # bytes of the message, or of the largest shard; LIMITS["any_size"]: any
     needs: str  # "", mapped, hosts, few_hosts, sites, pair, few, many
+    fits: bool  # the group has what the row needs
     text: str  # "all_reduce, up to 8520 B, at most 16 ranks", as plan() says it
 
-def selection(size: int, costs: str = "", local: int = 1) -> list[SelectionRow]:
-    """The table of a group of `size` ranks, `local` on a host: the first row that fits decides.
+def selection(
+    size: int, costs: str = "", local: int = 1, names: list[str] = []
+) -> list[SelectionRow]:
+    """Return the table of a group of `size` ranks, `local` on a host.
 
-    `costs` is "alpha 1.8e-05 beta 8.4e-09 gamma 2e-11"; "": the defaults. Raises ValueError.
+    The first row decides that fits, and whose limit is no smaller than the message. `costs` is
+    "alpha 1.8e-05 beta 8.4e-09 gamma 2e-11"; "": the defaults. Where they have hosts, `names` are
+    those of the group's. Raises ValueError.
     """
 
 def geometry(size: int, mapped: bool) -> list[int]:

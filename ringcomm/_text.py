@@ -12,11 +12,12 @@ UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 
 
 def size(text: str) -> int:
-    """Return the bytes of "8", "1K", "4M" or "1G"; "4MB" and "4MiB" are "4M"."""
-    match = re.fullmatch(r"([1-9][0-9]*)(?:([KMG]?)(?:I?B)?|B)", text.upper(), re.ASCII)
-    if not match:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a size: write 8, 1K, 4M or 1G")
-    return int(match[1]) * UNITS[match[2] or ""]
+    """Return the bytes of "8", "1K", "1.5M" or "1G"; "4MB" and "4MiB" are "4M"."""
+    match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)([KMG]?)(?:I?B)?", text.strip().upper(), re.ASCII)
+    count = float(match[1]) * UNITS[match[2]] if match else 0.0
+    if count < 1 or not count.is_integer():
+        raise argparse.ArgumentTypeError(f"{text!r} is not a size: write 8, 1K, 1.5M or 1G")
+    return int(count)
 
 
 def sizes(text: str) -> list[int]:
@@ -86,6 +87,11 @@ def ranks_text(ranks: Iterable[int]) -> str:
     """Return "rank 3", or "ranks 0-2 and 5"."""
     every = set(ranks)
     return f"rank{'s' if len(every) > 1 else ''} {spans(every)}"
+
+
+def counted(count: int, noun: str) -> str:
+    """Return "1 rank", "2 ranks", "1,024 ranks"."""
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
 def show_size(size: int) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import difflib
 import os
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import InitVar, dataclass, field
 from datetime import timedelta
 from pathlib import Path
@@ -27,6 +27,7 @@ T = TypeVar("T")
 PREFIX = "RINGCOMM_"
 SIMULATION = "RINGCOMM_SIM_"  # tests/sim
 GROUP, PROCESS, PROGRAM, BUILD = "group", "process", "program", "build"
+HOST, NETWORK, RANK_0 = "host", "network", "rank 0"
 ALGORITHMS = (
     *("direct", "ring", "tree", "pairwise", "dissemination", "hierarchical", "doubling", "bruck"),
 )
@@ -41,7 +42,9 @@ class Setting(Generic[T]):
     `scope` is "group" or "process" for the attributes of Options: each group may have its own
     value, or all groups of a process have one. The others are variables alone: of a "program" as
     a whole, or for the "build" and the tests. Numbers are from `least` to `most`, in `unit`s; a
-    number's `choices` are words that stand for none. The docstring below a row is for people.
+    number's `choices` are words that stand for none. `alike` says which ranks of a group
+    need the same value: those of a HOST, all if they connect over a NETWORK, or all that have any,
+    which RANK_0 must have, too. The docstring below a row is for people.
     """
 
     scope: str
@@ -55,6 +58,7 @@ class Setting(Generic[T]):
     numbered: bool = False  # the library has the choices as numbers, from 0 on
     pattern: str = ""  # matches the whole text
     wrong: str = ""  # error text for a value that does not fit; "": the library checks it
+    alike: str = ""
     name: str = field(default="", init=False)
 
     def __set_name__(self, owner: type, name: str) -> None:
@@ -135,8 +139,7 @@ class Secret(Setting[str]):
         return super().check(value, self.name)  # no error shows it
 
     def read(self) -> Any:
-        path = os.environ.get("RINGCOMM_SECRET_FILE")
-        return self.check(Path(path), f"RINGCOMM_SECRET_FILE={path}") if path else super().read()
+        return secret_of(os.environ)
 
 
 class Rules(Setting[str | None]):
@@ -166,7 +169,11 @@ class Attributes:
         timeout: InitVar[timedelta] = _argument(default=timedelta(), kw_only=False)
 
     algorithm: Rules = Rules(
-        GROUP, default=None, fits="the [table](plans.md) chooses", choices=ALGORITHMS
+        GROUP,
+        default=None,
+        fits="the [table](plans.md) chooses",
+        choices=ALGORITHMS,
+        alike=RANK_0,
     )
     """One algorithm, used wherever a collective has it, or [rules](by_hand.md#by-rules) by
     collective and size. Rank 0 decides for all. On GPUs it names [kernels](gpus.md).
@@ -195,7 +202,9 @@ class Attributes:
         most=1 << 40,
     )
     """How many bytes of device memory each rank gives the group."""
-    shared_buffers: Setting[int] = Setting(GROUP, kind=int, default=0, unit="bytes", most=1 << 40)
+    shared_buffers: Setting[int] = Setting(
+        GROUP, kind=int, default=0, unit="bytes", most=1 << 40, alike=HOST
+    )
     """How many bytes of each rank's memory other ranks of its host may read directly, for
     [FSDP2's buffers](performance.md); on a GPU any number but 0 will do. Must be the same on every
     rank.
@@ -222,6 +231,7 @@ class Attributes:
         most=16,
         choices=("auto",),
         numbered=True,
+        alike=NETWORK,
     )
     """The number of TCP connections between two processes. `auto` adds one while that brings more
     than 5 %, [up to 8](networks.md#several-connections). Must be the same on every rank.
@@ -234,12 +244,16 @@ class Attributes:
         PROCESS, kind=int, default=30, unit="seconds", least=1, most=86_400
     )
     """How many seconds to wait for a peer that doesn't answer."""
-    secret: Secret = Secret(PROCESS, default="", fits="none")
+    secret: Secret = Secret(PROCESS, default="", fits="none", alike=NETWORK)
     """The job's [secret](security.md#a-secret): only ranks with the same one can connect. In code,
     a `pathlib.Path` names a file that holds it.
     """
     tls: Setting[str] = Setting(
-        PROCESS, default="off", choices=("off", "on"), wrong=" is neither off nor on"
+        PROCESS,
+        default="off",
+        choices=("off", "on"),
+        wrong=" is neither off nor on",
+        alike=NETWORK,
     )
     """`on` [encrypts](security.md#encryption) connections between hosts, with the secret or with
     certificates.
@@ -320,6 +334,14 @@ SETTINGS = [*ATTRIBUTES.values(), *(r for r in vars(Variables).values() if isins
 VARIABLES = [setting.variable for setting in SETTINGS]
 
 
+def secret_of(environ: Mapping[str, str]) -> str:
+    """Return the secret that variables give, by a file or by itself. Raises ValueError."""
+    path = environ.get("RINGCOMM_SECRET_FILE")
+    if path:
+        return secret_in(Path(path).expanduser(), f"RINGCOMM_SECRET_FILE={path}")
+    return environ.get("RINGCOMM_SECRET", "")
+
+
 def secret_in(path: Path, said: str) -> str:
     """Return the first line of a file that its owner alone can read. Raises ValueError."""
     try:
@@ -368,9 +390,9 @@ def nearest(name: str, names: Iterable[str]) -> str:
     return difflib.get_close_matches(name, names, 1, 0)[0]
 
 
-def unknown_variables() -> Iterator[tuple[str, str]]:
+def unknown_variables(names: Iterable[str] = os.environ) -> Iterator[tuple[str, str]]:
     """Return variables that have no meaning, each with the nearest that has one."""
-    for name in os.environ:
+    for name in names:
         ours = name.startswith(PREFIX) and not name.startswith(SIMULATION)
         if ours and name not in VARIABLES:
             yield name, nearest(name, VARIABLES)

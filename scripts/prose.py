@@ -32,8 +32,6 @@ RETIRED = {  # words that had two meanings, or were pictures of our own, and wha
     "wish": "request, requested algorithm",
     "whoever": "the rank, the thread, the caller",
 }
-# Folders in which comments of C++ may still begin with "Of" or "What": remove those that are clean.
-TERSE = ("benchmarks/", "csrc/cuda/", "csrc/stream/", "tests/cpp/", "tests/sim/")
 VAGUE = {"one", "found", "each"}  # they name anything
 DOCUMENTED = ("ringcomm/algorithms/proof.py", "found")  # docs/api.md has Counterexample.found
 HEADING = re.compile(r"^(#+) .+$", re.M)
@@ -68,8 +66,6 @@ def openings() -> Iterator[str]:
     """A comment that begins with "Of" or "What" is a telegram: see docs/style.md."""
     for path in sources(".h", ".cc", ".cu", ".py"):
         place = str(path.relative_to(ROOT))
-        if path.suffix != ".py" and place.startswith(TERSE):
-            continue
         for number, line in enumerate(path.read_text().splitlines(), 1):
             if re.match(r' *(?://|#|""") ?(Of|What) ', line):
                 yield f"{place}:{number}: {line.strip()}"

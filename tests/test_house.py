@@ -263,6 +263,26 @@ def test_cmake_names_every_source() -> None:
     assert not forgotten
 
 
+def test_every_room_has_tests_nearby() -> None:
+    """`make check` finds some for a file of each folder, and for each module beside these."""
+    sources = files("csrc", "ringcomm", ends=(".cc", ".cu", ".py"))
+    by_folder = {path.parent: path for path in sources}
+    beside = [path for path in sources if path.parent == ROOT / "ringcomm"]
+    always = near("README.md")
+    for name in (str(path.relative_to(ROOT)) for path in [*by_folder.values(), *beside]):
+        tests = near(name) - always
+        assert tests, name
+        assert all((ROOT / test.partition("::")[0]).exists() for test in tests), (name, tests)
+    assert "tests/tools/test_doctor_rules.py" in near("ringcomm/tools/doctor/findings.py")
+    assert "tests/cpp/test_cpp.py::test_program[quantize_test]" in near("csrc/reduce/quantize.cc")
+
+
+def near(name: str) -> set[str]:
+    """Return the tests that scripts/check.sh runs for a file."""
+    command = [str(ROOT / "scripts" / "check.sh"), "--list", name]
+    return {*subprocess.run(command, check=True, capture_output=True, text=True).stdout.split("\n")}
+
+
 def test_nothing_points_outside() -> None:
     ends = (".h", ".cc", ".cu", ".py", ".pyi", ".md", ".sh", ".in", ".toml", ".txt", ".rst")
     inside = ["csrc", "ringcomm", "lab", "tests", "benchmarks", "examples", "docs", "scripts"]

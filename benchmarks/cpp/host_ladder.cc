@@ -1,11 +1,11 @@
-// What each layer of an all_reduce inside a host costs: the same call, an in-place float32 SUM,
-// timed at three heights, for benchmarks/ladder.py.
+// Measures the cost of each layer of an all_reduce inside a host: one call, an in-place float32
+// SUM, timed at three heights, for benchmarks/ladder.py.
 //
 //   host_ladder RANKS
 //
 // A line "RUNG ELEMENTS CALLS" is answered with the seconds of each call, as long as on the slowest
 // rank. Rungs: handwritten, a loop on the transport (publish, signal, wait, add); plan, the same as
-// a plan, interpreted: what planning as data costs; engine, Communicator::run: fingerprint, plan
+// a plan, interpreted: the cost of planning as data; engine, Communicator::run: fingerprint, plan
 // cache, queue, flight state. A rung's first call is looked at and not timed.
 //
 // Each line has ranks and groups of its own: the lower two rungs count signals for themselves,
@@ -172,7 +172,7 @@ class Handwritten final : public Rung {
   int half_ = 0;
 };
 
-// What the group would run: its ranks share this host. 0: in its usual segments.
+// Makes the plan that the group would run: its ranks share this host. 0: in its usual segments.
 std::shared_ptr<const Plan> plan_of(const Communicator& group, const Operation& operation,
                                     uint64_t segment_bytes) {
   Shape shape = make_shape(operation, group.geometry());
@@ -258,17 +258,17 @@ void verify(Rung& rung, const Order& order, const Communicator& group, std::span
 
 // To a core of one's own; the kernel is free to move us from there.
 void spread(Rank rank) {
-  cpu_set_t all, one;
+  cpu_set_t all, own;
   if (::sched_getaffinity(0, sizeof all, &all) != 0) throw SystemError("sched_getaffinity");
   int skip = rank % CPU_COUNT(&all), core = 0;
   while (!CPU_ISSET(core, &all) || skip-- > 0) ++core;
-  CPU_ZERO(&one);
-  CPU_SET(core, &one);
-  ::sched_setaffinity(0, sizeof one, &one);
+  CPU_ZERO(&own);
+  CPU_SET(core, &own);
+  ::sched_setaffinity(0, sizeof own, &own);
   ::sched_setaffinity(0, sizeof all, &all);
 }
 
-// What one rank does for an order. `seconds`: where its calls' times go.
+// Runs one rank's part of an order. `seconds`: where its calls' times go.
 void climb(const Order& order, Store& store, Rank rank, int size, double* seconds) {
   CommunicatorOptions options;
   options.rank = rank;

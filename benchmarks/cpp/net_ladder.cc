@@ -1,4 +1,4 @@
-// What stands between a socket and a group, each layer timed by itself: two processes exchange
+// Times each layer between a socket and a group by itself: two processes exchange
 // messages, and one of them obeys stdin.
 //
 //   net_ladder SPIN_US [NAMESPACE0 NAMESPACE1]    over loopback, or each in its network namespace
@@ -158,13 +158,13 @@ struct Answer {
 // To a core of one's own; the kernel is free to move us from there. Waking up, both may find
 // themselves on one core and stay together for a while.
 void spread(int rank) {
-  cpu_set_t all, one;
+  cpu_set_t all, own;
   if (::sched_getaffinity(0, sizeof all, &all) != 0) throw SystemError("sched_getaffinity");
   int skip = rank % CPU_COUNT(&all), core = 0;
   while (!CPU_ISSET(core, &all) || skip-- > 0) ++core;
-  CPU_ZERO(&one);
-  CPU_SET(core, &one);
-  ::sched_setaffinity(0, sizeof one, &one);
+  CPU_ZERO(&own);
+  CPU_SET(core, &own);
+  ::sched_setaffinity(0, sizeof own, &own);
   ::sched_setaffinity(0, sizeof all, &all);
 }
 
@@ -225,9 +225,10 @@ Address address_of(const std::string& name) {
   ifaddrs* list = nullptr;
   require(::getifaddrs(&list) == 0, "getifaddrs");
   const std::unique_ptr<ifaddrs, decltype(&::freeifaddrs)> owner(list, &::freeifaddrs);
-  for (const ifaddrs* one = list; one != nullptr; one = one->ifa_next) {
-    if (one->ifa_addr != nullptr && one->ifa_addr->sa_family == AF_INET && name == one->ifa_name) {
-      return Address(one->ifa_addr);
+  for (const ifaddrs* entry = list; entry != nullptr; entry = entry->ifa_next) {
+    if (entry->ifa_addr != nullptr && entry->ifa_addr->sa_family == AF_INET &&
+        name == entry->ifa_name) {
+      return Address(entry->ifa_addr);
     }
   }
   throw Failure("no address of " + name);

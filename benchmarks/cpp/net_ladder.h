@@ -1,4 +1,4 @@
-// The rungs of net_ladder.cc: what moves messages between two processes, from a socket upwards.
+// The rungs of net_ladder.cc: ways to move messages between two processes, from a socket upwards.
 #pragma once
 
 #include <fcntl.h>
@@ -19,7 +19,7 @@ constexpr uint64_t kChannel = 1;
 
 inline double seconds(Clock::duration time) { return std::chrono::duration<double>(time).count(); }
 
-// What the two processes say to each other beside the connection that is measured.
+// The talk of the two processes beside the connection that is measured.
 class Control {
  public:
   explicit Control(Fd socket) : socket_(std::move(socket)) {}
@@ -225,7 +225,7 @@ void post_message(const Rung& rung, size_t bytes, Post&& post) {
   }
 }
 
-// The session, and of what network.cc does only what moves bytes.
+// The session, and only the part of network.cc that moves bytes.
 class SessionRung final : public Rung {
  public:
   SessionRung(Place& place, size_t bytes, bool verify)
@@ -295,7 +295,7 @@ class SessionRung final : public Rung {
   std::vector<std::byte> staging_;
 };
 
-// As production has it; who waits drives, as Progress::wait() does.
+// As production has it; a waiting thread drives, as Progress::wait() does.
 class NetworkRung final : public Rung {
  public:
   NetworkRung(Place& place, size_t bytes)
@@ -308,7 +308,7 @@ class NetworkRung final : public Rung {
     place.control.say(network_.contact().to_text());
     wire_ = &network_.reach(Contact::from_text(place.control.hear()));
     wire_->open(kChannel, &landing_);
-    place.control.meet();  // what comes before the other has opened it is dropped
+    place.control.meet();  // bytes that come before the other has opened it are dropped
   }
   ~NetworkRung() override { wire_->close(kChannel); }
   void send(size_t bytes) override {

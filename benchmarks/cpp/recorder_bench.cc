@@ -1,4 +1,4 @@
-// Prints what the flight recorder takes of an operation, in nanoseconds: the lowest of some rounds.
+// Prints the flight recorder's share of an operation, in nanoseconds: the lowest of some rounds.
 #include <algorithm>
 #include <chrono>
 #include <cstdio>

@@ -1,5 +1,5 @@
-// Prints what the reduce kernels move, in GB/s: all sources read plus the destination written, by
-// type, operation, instruction set, number of sources and bytes of each.
+// Prints the speed of the reduce kernels, in GB/s: all sources read plus the destination written,
+// by type, operation, instruction set, number of sources and bytes of each.
 //   reduce_bench [FILTER]     only lines that contain FILTER, as "float32 SUM", "blocks" or "avx2"
 #include <algorithm>
 #include <chrono>
@@ -100,7 +100,7 @@ void bench_all(const std::string& filter) {
   }
 }
 
-// GB/s of fp32: what is quantised, and what two sources give when they are added up.
+// GB/s of fp32: quantized, and from two sources that are added up.
 void bench_blocks(const std::string& filter) {
   constexpr uint64_t kCount = 1 << 18;
   std::vector<float> numbers(kCount), residual(kCount);

@@ -1,6 +1,6 @@
-// What encryption costs: bytes that one core seals and sends, and receives and opens, in a second
-// of its time. Both ends are on this thread, with a socket between, so that the copies of the
-// kernel count, and its network does not. Beside it the same without TLS.
+// Measures the cost of encryption: bytes that one core seals and sends, and receives and opens, in
+// a second of its time. Both ends are on this thread, with a socket between, so that the copies of
+// the kernel count, and its network does not. Beside it the same without TLS.
 #include <sys/socket.h>
 #include <sys/uio.h>
 #include <time.h>
@@ -85,19 +85,19 @@ int main() {
   const TlsSettings off(config);
   config.tls = "on";
   const TlsSettings on(config);
-  std::array<std::vector<double>, 4> found;
+  std::array<std::vector<double>, 4> measured;
   for (int i = 0; i < kRounds; ++i) {
     for (size_t way = 0; way < 2; ++way) {
       const auto rates = round(way == 0 ? off : on);
-      for (size_t side = 0; side < 2; ++side) found[2 * way + side].push_back(rates[side]);
+      for (size_t side = 0; side < 2; ++side) measured[2 * way + side].push_back(rates[side]);
     }
   }
   constexpr const char* kNames[] = {"sends in clear", "receives in clear", "seals and sends",
                                     "receives and opens"};
-  for (size_t i = 0; i < found.size(); ++i) {
-    std::ranges::sort(found[i]);
-    std::printf("%-18s %5.2f GB/s a core (%.2f to %.2f)\n", kNames[i], found[i][kRounds / 2],
-                found[i].front(), found[i].back());
+  for (size_t i = 0; i < measured.size(); ++i) {
+    std::ranges::sort(measured[i]);
+    std::printf("%-18s %5.2f GB/s a core (%.2f to %.2f)\n", kNames[i], measured[i][kRounds / 2],
+                measured[i].front(), measured[i].back());
   }
   return 0;
 }

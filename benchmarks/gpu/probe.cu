@@ -1,5 +1,5 @@
-// What several processes can do with one GPU, and how fast: what ringcomm rests on where ranks
-// share a device. No torch:
+// Tries out what several processes can do with one GPU, and how fast. Ringcomm rests on that where
+// ranks share a device. No torch:
 //
 //   nvcc -O3 -std=c++17 -arch=sm_90 probe.cu -o gpu_probe
 //   ./gpu_probe 2,4,8,16 160        numbers of processes; seconds after which all of it has ended
@@ -22,7 +22,7 @@ namespace {
 
 constexpr double kBarrierMicroseconds = 200;  // at most, among 4 processes
 
-// ---- what is there
+// ---- devices
 
 void facts(Member& member) {
   if (!member.leads()) return;
@@ -144,7 +144,7 @@ void barriers_of_events(Member& member) {
   member.info("barrier of interprocess events", took, "µs", "the hosts meet too");
 }
 
-// ---- what calls cost the host
+// ---- costs of calls to the host
 
 void calls(Member& member) {
   member.need(member.words, "memory of the host");

@@ -1,4 +1,4 @@
-// Processes that share one GPU, and what they need to compare notes: memory of the host that all of
+// Processes that share one GPU, and a way to compare notes: memory of the host that all of
 // them see, a barrier with a deadline, and rows of a table, one a line with tabs between:
 //   verdict, what, figure, unit, target, note
 #pragma once
@@ -44,7 +44,7 @@ struct Shared {
   double figure[kMost];
 };
 
-// A memfd, as what ringcomm's processes share.
+// A memfd, as ringcomm's processes share.
 inline Shared* make_shared() {
   const int file = memfd_create("gpu_probe", MFD_CLOEXEC);
   if (file < 0 || ftruncate(file, sizeof(Shared)) != 0) return nullptr;
@@ -65,11 +65,12 @@ inline void check(CUresult error, const char* call) {
 
 template <typename Function>
 Function* driver(const char* name) {
-  void* found = nullptr;
+  void* entry_point = nullptr;
   cudaDriverEntryPointQueryResult status{};
-  check(cudaGetDriverEntryPointByVersion(name, &found, 12000, cudaEnableDefault, &status), name);
-  if (found == nullptr) throw std::runtime_error(std::string("this driver has no ") + name);
-  return reinterpret_cast<Function*>(found);
+  check(cudaGetDriverEntryPointByVersion(name, &entry_point, 12000, cudaEnableDefault, &status),
+        name);
+  if (entry_point == nullptr) throw std::runtime_error(std::string("this driver has no ") + name);
+  return reinterpret_cast<Function*>(entry_point);
 }
 
 template <typename T>
@@ -114,20 +115,20 @@ class Member {
   double largest(double figure) {
     shared.figure[rank] = figure;
     meet();
-    const double found = *std::max_element(shared.figure, shared.figure + size);
+    const double most = *std::max_element(shared.figure, shared.figure + size);
     meet();
-    return found;
+    return most;
   }
 
   // An earlier test has found it.
-  static void need(const void* found, const char* what) {
-    if (found == nullptr) throw std::runtime_error(std::string("this needs ") + what);
+  static void need(const void* function, const char* what) {
+    if (function == nullptr) throw std::runtime_error(std::string("this needs ") + what);
   }
 
-  // Nobody's stream waits any longer.
+  // Ends the waits of all streams.
   void release() { std::fill_n(shared.words, kWords, kBeyond); }
 
-  // Runs a test on all processes. What fails here is a row, and the next test begins with all.
+  // Runs a test on all processes. A failure here is a row, and the next test begins with all.
   template <typename Test>
   void run(int number, const char* name, Test test) {
     if (leads()) shared.step.store(name);

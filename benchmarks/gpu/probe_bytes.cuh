@@ -45,7 +45,7 @@ inline void copy_ceiling(Member& member) {
 }
 
 inline void fill_mine(Member& member, size_t bytes) {
-  member.meet();  // what was measured before is over
+  member.meet();  // earlier measurements are over
   fill<<<264, kThreads, 0, member.stream>>>(member.memory[member.rank], bytes / 4,
                                             static_cast<float>(member.rank + 1));
   check(cudaStreamSynchronize(member.stream), "cudaStreamSynchronize");
@@ -55,16 +55,18 @@ inline void fill_mine(Member& member, size_t bytes) {
 // Are all elements the sum over all processes?
 inline void check_mine(Member& member, size_t bytes) {
   int* wrong = nullptr;
-  int found = -1;
+  int wrong_count = -1;
   check(cudaMallocAsync(&wrong, sizeof(int), member.stream), "cudaMallocAsync");
   check(cudaMemsetAsync(wrong, 0, sizeof(int), member.stream), "cudaMemsetAsync");
   const auto n = static_cast<float>(member.size);
   count_wrong<<<264, kThreads, 0, member.stream>>>(member.memory[member.rank], bytes / 4,
                                                    n * (n + 1) / 2, n, wrong);
-  check(cudaMemcpyAsync(&found, wrong, sizeof(int), cudaMemcpyDefault, member.stream), "copy");
+  check(cudaMemcpyAsync(&wrong_count, wrong, sizeof(int), cudaMemcpyDefault, member.stream),
+        "copy");
   check(cudaFreeAsync(wrong, member.stream), "cudaFreeAsync");
   check(cudaStreamSynchronize(member.stream), "cudaStreamSynchronize");
-  if (found != 0) throw std::runtime_error(std::to_string(found) + " elements of a sum are wrong");
+  if (wrong_count != 0)
+    throw std::runtime_error(std::to_string(wrong_count) + " elements of a sum are wrong");
 }
 
 inline void judge_share(Member& member, const std::string& what, size_t bytes, double seconds,
@@ -119,14 +121,14 @@ inline void sums(Member& member) {
       launch_sum(member, cut(member.rank), cut(member.rank + 1), 264);
       stream_barrier(member, host, ++sequence);
     };
-    for (const bool one : {true, false}) {
-      const std::function<void(int)> operation = one ? std::function<void(int)>(lead) : slice;
+    for (const bool by_leader : {true, false}) {
+      const std::function<void(int)> operation = by_leader ? std::function<void(int)>(lead) : slice;
       fill_mine(member, bytes);
       operation(0);
       check_mine(member, bytes);
       const double took = microseconds(member, count, operation);
-      const std::string what = one ? "all_reduce by a leader, " : "all_reduce by slices, ";
-      judge_share(member, what + size, bytes, took / 1e6, one ? kWholeShare : 0);
+      const std::string what = by_leader ? "all_reduce by a leader, " : "all_reduce by slices, ";
+      judge_share(member, what + size, bytes, took / 1e6, by_leader ? kWholeShare : 0);
     }
   }
 }

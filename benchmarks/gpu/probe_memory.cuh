@@ -190,7 +190,7 @@ inline int read_what_is_exported() {
   return 0;
 }
 
-// Either of them, by the program's argument. What fails is said by standard output.
+// Runs either of them, by the program's argument. Standard output tells failures.
 inline int serve_a_death(const std::string& role) {
   prctl(PR_SET_PDEATHSIG, SIGKILL);
   alarm(kLifetime);
@@ -246,7 +246,7 @@ inline void dead_exporter(Member& member) {
               lives ? 1 : 0, "", said.empty() ? "it says nothing" : said);
 }
 
-// The last test: what it does may end the context.
+// The last test, because it may end the context.
 inline void free_what_is_mapped(Member& member) {
   float* const memory = lend(member, kHeld);
   if (member.rank == 1) {

@@ -1,4 +1,4 @@
-// What waits for what while a stream waits for a word: calls, other streams, and the host.
+// Finds out who else waits while a stream waits for a word: calls, other streams, or the host.
 #pragma once
 
 #include <thread>
@@ -89,7 +89,7 @@ inline void room_behind_a_wait(Member& member) {
     std::atomic<double> launch{-1};
     int room = kMany;
     wait_until(member, word, 1);
-    // Makes no CUDA call itself, so that it can end the wait whatever else is stuck.
+    // Makes no CUDA call itself, so that it can end the wait even if all else is stuck.
     std::thread observer([&] {
       int seen = -1;
       while (enqueued.load() < kMany && enqueued.load() != seen) {
@@ -135,7 +135,7 @@ inline void streams_behind_a_blocked_one(Member& member) {
   constexpr int kStreams = 33;
   constexpr size_t kFirst = kWords - 256;
   cudaStream_t streams[kStreams];
-  for (cudaStream_t& each : streams) each = make_stream();
+  for (cudaStream_t& stream : streams) stream = make_stream();
   for (int i = 0; i < kStreams; ++i) {
     const Within stream(member, streams[i]);
     uint32_t* const word = member.words + kFirst + i;
@@ -153,9 +153,9 @@ inline void streams_behind_a_blocked_one(Member& member) {
   while (go_on() < kStreams - 1 && seconds_since(start) < 2) usleep(100);
   const int count = go_on();
   __atomic_store_n(member.shared.words + kFirst, 1u, __ATOMIC_RELEASE);
-  for (cudaStream_t& each : streams) {
-    check(cudaStreamSynchronize(each), "cudaStreamSynchronize");
-    check(cudaStreamDestroy(each), "cudaStreamDestroy");
+  for (cudaStream_t& stream : streams) {
+    check(cudaStreamSynchronize(stream), "cudaStreamSynchronize");
+    check(cudaStreamDestroy(stream), "cudaStreamDestroy");
   }
   const char* const note = "32 of 32, or CUDA_DEVICE_MAX_CONNECTIONS=32 is needed";
   member.info("streams that go on while another waits", count, "", note);

@@ -46,10 +46,10 @@ inline void words_in_a_graph(Member& member) {
   CUstreamBatchMemOpParams operations[3] = {};
   const uint32_t values[] = {1, 1, 0};
   for (int i = 0; i < 3; ++i) {
-    auto& each = operations[i].writeValue;
-    each.operation = CU_STREAM_MEM_OP_WRITE_VALUE_32;
-    each.address = reinterpret_cast<CUdeviceptr>(member.words + kScratch);
-    each.value = values[i];
+    auto& write = operations[i].writeValue;
+    write.operation = CU_STREAM_MEM_OP_WRITE_VALUE_32;
+    write.address = reinterpret_cast<CUdeviceptr>(member.words + kScratch);
+    write.value = values[i];
   }
   operations[1].waitValue.operation = CU_STREAM_MEM_OP_WAIT_VALUE_32;
   operations[1].waitValue.flags = CU_STREAM_WAIT_VALUE_EQ;
@@ -148,7 +148,7 @@ inline void words_of_another_device(Member& member) {
   check(cudaFree(there), "cudaFree");
 }
 
-// What the blocks of a leader's kernel do first: each loads three numbers of every rank's slot.
+// The first step of a leader's kernel: each block loads three numbers of every rank's slot.
 static __global__ void load_slots(const unsigned long long* slots, int ranks,
                                   unsigned long long* sink) {
   constexpr int kApart = 32;  // numbers from one rank's slot to the next

@@ -174,7 +174,7 @@ class DeviceRanks(Measured):
     """Ranks that have entered, and what a test of failures needs of them."""
 
     def __init__(self, size: int, entry: Entry, *, fresh: bool = False) -> None:
-        """Start them. `fresh` ones have this process's environment from their first line on."""
+        """`fresh` ones have this process's environment from their first line on."""
         super().__init__(size, "ringcomm", lifetime=600, fresh=fresh)
         self._abandoned = False
         self._entry = entry

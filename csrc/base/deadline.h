@@ -9,7 +9,7 @@ namespace ringcomm {
 
 using Clock = std::chrono::steady_clock;
 
-// For people, to a hundredth.
+// Rounds to hundredths of a second, for people.
 inline double to_seconds(Clock::duration time) {
   return std::round(std::chrono::duration<double>(time).count() * 100) / 100;
 }

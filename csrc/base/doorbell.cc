@@ -29,10 +29,10 @@ timespec timespec_of(Clock::duration time) {
 void Doorbell::ring(uint32_t news) const {
   page_->rings.fetch_add(1, std::memory_order_seq_cst);
   ::syscall(SYS_futex, &page_->rings, FUTEX_WAKE_BITSET, INT_MAX, nullptr, nullptr, news);
-  const uint64_t one = 1;
+  const uint64_t increment = 1;
   // A full eventfd has been rung often enough.
   if (event_ >= 0 && (page_->watched.load(std::memory_order_relaxed) & news) != 0 &&
-      ::write(event_, &one, sizeof one) < 0) {
+      ::write(event_, &increment, sizeof increment) < 0) {
     return;
   }
 }

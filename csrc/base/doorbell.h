@@ -20,9 +20,9 @@ namespace ringcomm {
 
 // The reasons to wake a sleeper.
 enum News : uint32_t {
-  kSignalNews = 1,   // of collectives, from peers
+  kSignalNews = 1,   // signals of collectives, from peers
   kMessageNews = 2,  // byte streams to and from peers
-  kLocalNews = 4,    // of this process: something to drive, or done
+  kLocalNews = 4,    // something of this process's to drive, or done
   kAllNews = 7,
 };
 
@@ -57,8 +57,8 @@ class Doorbell {
     if (!ready()) block(news, seen, most);
     page_->sleepers.fetch_sub(count_of(news, 1), std::memory_order_seq_cst);
   }
-  // The same, but `fd` being readable ends it too, and peers' rings do not: no futex can be polled.
-  // One thread at a time; false, at once, when another one does so.
+  // Sleeps likewise, but wakes when `fd` is readable, and not for peers' rings: no futex can be
+  // polled. Returns false at once if another thread does so.
   bool sleep_with(int fd, uint32_t news, auto&& ready, Clock::duration most) const {
     uint32_t nobody = 0;
     if (!page_->watched.compare_exchange_strong(nobody, news, std::memory_order_acquire)) {
@@ -72,10 +72,11 @@ class Doorbell {
   }
 
  private:
-  // `each` in the 16 bits of every one of `news`.
-  static constexpr uint64_t count_of(uint32_t news, uint64_t each) {
-    return ((news & kSignalNews) != 0 ? each : 0) | ((news & kMessageNews) != 0 ? each << 16 : 0) |
-           ((news & kLocalNews) != 0 ? each << 32 : 0);
+  // Returns `count` in the 16 bits of each of `news`.
+  static constexpr uint64_t count_of(uint32_t news, uint64_t count) {
+    return ((news & kSignalNews) != 0 ? count : 0) |
+           ((news & kMessageNews) != 0 ? count << 16 : 0) |
+           ((news & kLocalNews) != 0 ? count << 32 : 0);
   }
   void block(uint32_t news, uint32_t seen, Clock::duration most) const;
   void poll(int fd, Clock::duration most) const;
@@ -98,7 +99,7 @@ class Patience {
  public:
   explicit Patience(const SpinPolicy& policy) : policy_(policy), spin_(policy.spin) {}
 
-  // After a failed poll: true = poll again now, false = sleep.
+  // Call it after a failed poll. Returns true to poll again now, and false to sleep.
   bool again() {
     if (++polls_ <= policy_.free_polls) {
       pause_cpu();
@@ -106,7 +107,7 @@ class Patience {
     }
     return spin_or_yield();
   }
-  // A poll succeeded: the next wait begins anew.
+  // Call it when a poll has succeeded: the next wait begins anew.
   void reset() {
     if (policy_.adapts && polls_ > policy_.free_polls) adapt();
     polls_ = 0;
@@ -138,7 +139,7 @@ class Patience {
   Clock::time_point crowded_until_ = Clock::time_point::min();
 };
 
-// CPUs that this process may run on.
+// Counts the CPUs that this process may run on.
 int usable_cpus();
 
 }  // namespace ringcomm

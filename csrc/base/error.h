@@ -1,7 +1,7 @@
 // The five errors of ringcomm. They are thrown anywhere below, caught by the engine
 // that runs the operation (host/host_engine.cc), and mapped once to torch's types (torch/errors.h).
 //
-// A message is one sentence a user can act on: what was being done, who is concerned, what to do.
+// A message is one sentence that a user can act on. It tells what happened, where, and what to do.
 #pragma once
 
 #include <cerrno>
@@ -96,7 +96,7 @@ std::string joined(const Items& items, const Text& text = {}) {
   return all;
 }
 
-// "rank 3", "ranks 1, 2"
+// Returns "rank 3", or "ranks 1, 2".
 inline std::string list_of(const std::vector<Rank>& ranks) {
   return (ranks.size() == 1 ? "rank " : "ranks ") + joined(ranks);
 }

@@ -32,7 +32,7 @@ class Fd {
   int fd_ = -1;
 };
 
-// From now on `epoll` tells that `fd` is readable; `number` says which one it is.
+// Has `epoll` tell from now on, by `number`, that `fd` is readable.
 inline void add_to_epoll(const Fd& epoll, const Fd& fd, uint64_t number) {
   epoll_event event{EPOLLIN, {.u64 = number}};
   if (::epoll_ctl(epoll.get(), EPOLL_CTL_ADD, fd.get(), &event) != 0) {
@@ -48,11 +48,11 @@ class Mapping {
   Mapping(const Fd& fd, size_t bytes) : Mapping(bytes, MAP_SHARED, fd.get(), " of shared memory") {
     ::madvise(data_, bytes, MADV_DONTFORK);
   }
-  // One that a forked child has as well.
+  // Makes one that a forked child has as well.
   static Mapping inherited(const Fd& fd, size_t bytes) {
     return {bytes, MAP_SHARED, fd.get(), " of a file"};
   }
-  // Memory of this process only, zero until it is touched.
+  // Makes memory of this process only, zero until it is touched.
   explicit Mapping(size_t bytes)
       : Mapping(bytes, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, "") {}
   Mapping(Mapping&& other) noexcept
@@ -66,7 +66,7 @@ class Mapping {
     if (data_ != nullptr) ::munmap(data_, bytes_);
   }
 
-  // For a forked child, which has other things at this address.
+  // Lets go of it in a forked child, which has other things at this address.
   void forget() { data_ = nullptr; }
 
   std::byte* data() const { return data_; }

@@ -13,7 +13,7 @@
 
 namespace ringcomm {
 
-// Like memcpy, and done before any later store of this thread is seen.
+// Copies like memcpy, and is done before any later store of this thread is seen.
 inline void stream_copy(std::byte* dst, const std::byte* src, uint64_t bytes) {
 #if defined(__SSE2__)
   constexpr uint64_t kLine = 64;

@@ -15,8 +15,8 @@ inline int64_t nanoseconds(Clock::time_point time) {
   return std::chrono::nanoseconds(time.time_since_epoch()).count();
 }
 
-// The processor's counter, if the kernel takes its own time from that: then it is steady, and the
-// same on all cores. Else Clock's nanoseconds.
+// Reads the processor's counter if the kernel takes its own time from that, for then it is steady,
+// and the same on all cores. Else returns Clock's nanoseconds.
 inline int64_t ticks() {
 #if defined(__x86_64__)
   static const bool steady = [] {

@@ -49,12 +49,12 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   // Fails everything pending here and tells the peers. Returns at once.
   void abort(const std::string& reason);
   // Gives pending operations `grace` to end, fails the rest, and says goodbye. A second call does
-  // nothing. `drains`: it waits until remote ranks have all bytes, as one must before the process
+  // nothing. `drains`: waits until remote ranks have all bytes, which is needed before the process
   // ends.
   void shutdown(Clock::duration grace = std::chrono::seconds(1), bool drains = true);
 
-  // Waits until remote ranks have the bytes that are on their way, as long as they take some: the
-  // program ends without a goodbye.
+  // Waits until remote ranks have the bytes that are on their way, as long as they take some. Call
+  // it where the program ends without a goodbye.
   void drain();
   // Lets go of the parent's group in a forked child: its peers must not notice.
   void forked();

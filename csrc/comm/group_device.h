@@ -13,10 +13,10 @@ class GroupDevice {
   // Returns the engine for tensors of that device; made at first use. Throws UsageError if the
   // group works on another one.
   DeviceEngine& engine(int index);
-  // Returns null where no device is in use.
+  // Returns the engine, or null where no device is in use.
   DeviceEngine* in_use() const { return engine_.load(std::memory_order_acquire); }
-  // Waits until `end` is reached or `at_most` has passed: true when it is reached. After a failure
-  // a completed operation may hold no valid result.
+  // Waits until `end` is reached or `at_most` has passed. Returns true when it is reached. After a
+  // failure a completed operation may hold no valid result.
   bool wait(const Completion& end, Clock::duration at_most = Clock::duration::max());
   // Waits for work that every rank has already called: it only needs time.
   void wait_for_all();

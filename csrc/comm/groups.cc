@@ -120,7 +120,7 @@ void Groups::ask_for_records() {
   }
 }
 
-uint64_t Groups::look() {
+uint64_t Groups::hear_peers() {
   uint64_t asked = 0;
   for (const auto& group : alive()) {
     group->state().why_failed();

@@ -12,7 +12,7 @@ class Communicator;
 
 class Groups {
  public:
-  // The process comes first, because where it forks, a part that was made earlier is locked later.
+  // Makes the process first, because where it forks, a part that was made earlier is locked later.
   static Groups& get() {
     Process::get();
     return PerProcess<Groups>::get();
@@ -42,7 +42,7 @@ class Groups {
   void ask_for_records();
   // Lets groups hear that they have failed at a peer, also where nobody calls anything. Returns how
   // often peers have asked for flight records.
-  uint64_t look();
+  uint64_t hear_peers();
   // Ends the program's groups. Pending work has `grace` in all to end, and the peers get a goodbye.
   // If the program ends because of an error, the peers learn that error. Returns as Workers::end().
   static std::vector<int> close_all(Clock::duration grace, const std::string& error);

@@ -1,7 +1,7 @@
 // Codecs and operations of the device kernels: those of reduce/ on vectors of one lane, so that
-// results are the same bit by bit if nothing is fused (-fmad=false, -ffp-contract=off); and what
-// devices are better at in other ways. Included in an unnamed namespace inside ringcomm::cuda,
-// after <type_traits>, cuda/kernels.h and reduce/kernels.h.
+// results are the same bit by bit if nothing is fused (-fmad=false, -ffp-contract=off); and others
+// where devices have better ways. Included in an unnamed namespace inside ringcomm::cuda, after
+// <type_traits>, device/api.h and reduce/kernels.h.
 
 template <class T, int>
 using Vector = T;
@@ -80,11 +80,11 @@ struct ComplexProduct : Combine {
   }
 };
 
-// SUM and AVG of floats in one: where there is nothing to divide by, `job` has 1. PREMUL_SUM's
+// SUM and AVG of floats in one: where there is nothing to divide by, `args` has 1. PREMUL_SUM's
 // factor is torch's affair (torch/device.cc), so the table's Scale is of no use.
 struct SumThen : Sum {
-  static constexpr auto finish(auto value, const Job& job) {
-    return job.ranks != 1 ? FloatAvg::finish(value, job) : value;
+  static constexpr auto finish(auto value, const ReduceArgs& args) {
+    return args.ranks != 1 ? FloatAvg::finish(value, args) : value;
   }
 };
 

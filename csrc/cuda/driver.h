@@ -31,23 +31,23 @@ class Driver {
   Driver(const char* name, unsigned version) : name_(name) {
     cudaDriverEntryPointQueryResult status{};
     const auto error =
-        cudaGetDriverEntryPointByVersion(name, &found_, version, cudaEnableDefault, &status);
+        cudaGetDriverEntryPointByVersion(name, &entry_point_, version, cudaEnableDefault, &status);
     if (error == cudaSuccess && status == cudaDriverEntryPointSuccess) return;
     cudaGetLastError();
-    found_ = nullptr;
+    entry_point_ = nullptr;
   }
 
   template <typename... Arguments>
   void operator()(Arguments... arguments) const {
-    if (found_ == nullptr) throw DeviceError(str("this driver has no ", name_));
-    const CUresult error = reinterpret_cast<Function*>(found_)(arguments...);
+    if (entry_point_ == nullptr) throw DeviceError(str("this driver has no ", name_));
+    const CUresult error = reinterpret_cast<Function*>(entry_point_)(arguments...);
     if (error == CUDA_SUCCESS) return;
     throw DeviceError(str(name_, ": driver error ", static_cast<int>(error)));
   }
 
  private:
   const char* name_;
-  void* found_ = nullptr;
+  void* entry_point_ = nullptr;
 };
 
 struct DriverTable {

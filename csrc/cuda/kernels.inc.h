@@ -1,11 +1,11 @@
 // The kernels, for a device and, as its simulation, for the host. All their accesses to memory go
 // through a Context (kernels_device.inc.h; tests/sim/kernels_host.h), which has
-//   block(), blocks(), threads()      where this is, and of how many; threads at least one a rank
-//   part()                            of an operation's parts the one that these blocks do
+//   block(), blocks(), threads()      this one's place, and their numbers: a thread for each rank
+//   part()                            the part of an operation that these blocks do
 //   operands()                        memory that the threads of a block share
-//   each(f)                           f(thread) on every thread of the block
+//   for_each_thread(f)                f(thread) on every thread of the block
 //   all(f)                            the same and, after sync(), whether f was true for all
-//   sync()                            what was done before it by any thread of the block is done
+//   sync()                            all that the block's threads did before it is done
 //   load<T>(at), store(at, value)     16 bytes, or less, aligned to alignof(T)
 //   store_release(), load_acquire()   of a flag that another device, or the host, looks at
 //   store_lines(), load_lines()       two times 8 bytes that another device writes; each is whole
@@ -44,10 +44,10 @@ struct Numbers {
   }
 
   template <class Op>
-  constexpr Memory finish(const Job& job) {
+  constexpr Memory finish(const ReduceArgs& args) {
     Register registers[kRegisters];
     for (int r = 0; r < kRegisters; ++r) {
-      for (int p = 0; p < Codec::kParts; ++p) parts[r][p] = Op::finish(parts[r][p], job);
+      for (int p = 0; p < Codec::kParts; ++p) parts[r][p] = Op::finish(parts[r][p], args);
       registers[r] = Codec::encode(parts[r]);
     }
     Memory memory;
@@ -66,7 +66,7 @@ struct Operands {
 // the number of sources is known (not 0), so that all are under way at once; in any case before
 // the stores, so that a destination may be a source.
 template <class Codec, class Op, int kSources, class Memory, int kUnroll, class Context>
-constexpr void combine(Context& context, const Job& job, uint64_t offset, uint64_t stride) {
+constexpr void combine(Context& context, const ReduceArgs& args, uint64_t offset, uint64_t stride) {
   const Operands& operands = context.operands();
   Memory result[kUnroll];
   if constexpr (kSources == 0) {
@@ -77,7 +77,7 @@ constexpr void combine(Context& context, const Job& job, uint64_t offset, uint64
       const Numbers<Codec, Memory> next(context.template load<Memory>(operands.src[s] + offset));
       total.template apply<Op>(next);
     }
-    result[0] = total.template finish<Op>(job);
+    result[0] = total.template finish<Op>(args);
   } else {
     Memory raw[kSources][kUnroll];
     for (int s = 0; s < kSources; ++s) {
@@ -90,7 +90,7 @@ constexpr void combine(Context& context, const Job& job, uint64_t offset, uint64
       for (int s = 1; s < kSources; ++s) {
         total.template apply<Op>(Numbers<Codec, Memory>(raw[s][u]));
       }
-      result[u] = total.template finish<Op>(job);
+      result[u] = total.template finish<Op>(args);
     }
   }
   for (int d = 0; d < operands.n_dsts; ++d) {
@@ -125,13 +125,13 @@ constexpr Split split(const Operands& operands, Range range) {
   return {head, (range.count - head) / kPiece * kPiece};
 }
 
-// One thread's share of what is counted: first, first + step, ...
+// One thread's share of elements, or of pieces: first, first + step, ...
 struct Share {
   uint64_t first, step;
 };
 
 template <class Codec, class Op, int kSources, class Context>
-constexpr void sweep(Context& context, const Job& job, Range range, Share share) {
+constexpr void sweep(Context& context, const ReduceArgs& args, Range range, Share share) {
   using Stored = typename Codec::Stored;
   // Loads of 16 bytes under way on a thread. Numbers of 8 bits need many registers for their sums.
   constexpr int kLoads = sizeof(Stored) == 1 ? 4 : 8;
@@ -143,22 +143,22 @@ constexpr void sweep(Context& context, const Job& job, Range range, Share share)
   if constexpr (kUnroll > 1) {
     for (; at + (kUnroll - 1) * step < pieces; at += kUnroll * step) {
       const uint64_t offset = middle + at * sizeof(Wide);
-      combine<Codec, Op, kSources, Wide, kUnroll>(context, job, offset, step * sizeof(Wide));
+      combine<Codec, Op, kSources, Wide, kUnroll>(context, args, offset, step * sizeof(Wide));
     }
   }
   for (; at < pieces; at += step) {
-    combine<Codec, Op, kSources, Wide, 1>(context, job, middle + at * sizeof(Wide), 0);
+    combine<Codec, Op, kSources, Wide, 1>(context, args, middle + at * sizeof(Wide), 0);
   }
   for (at = share.first; at < range.count - body; at += step) {
     const uint64_t element = at < head ? at : at + body;
-    combine<Codec, Op, 0, Stored, 1>(context, job, start + element * sizeof(Stored), 0);
+    combine<Codec, Op, 0, Stored, 1>(context, args, start + element * sizeof(Stored), 0);
   }
 }
 
-constexpr Job job_of(const Reduction& reduction) {
-  Job job{};
-  job.ranks = reduction.op == ReduceOp::kAvg ? reduction.ranks : 1;
-  return job;
+constexpr ReduceArgs reduce_args_of(const Reduction& reduction) {
+  ReduceArgs args{};
+  args.ranks = reduction.op == ReduceOp::kAvg ? reduction.ranks : 1;
+  return args;
 }
 
 constexpr int sources_of(const LeaderArgs& args) {
@@ -220,12 +220,12 @@ constexpr bool reduce_part(Context& context, const LeaderArgs& args, uint64_t el
   if (round >= length) return true;
   if (!set_part(context, args, part, slot_at)) return false;
   const uint64_t bytes = length - round < args.unit ? length - round : args.unit;
-  const Job job = job_of(args.reduction);
+  const ReduceArgs reduce_args = reduce_args_of(args.reduction);
   const Range range{0, bytes / element_bytes * (element_bytes / sizeof(Stored))};
   const uint64_t threads = context.threads();
-  context.each([&](int thread) {
+  context.for_each_thread([&](int thread) {
     const Share share{context.block() * threads + thread, context.blocks() * threads};
-    sweep<Codec, Op, kSources>(context, job, range, share);
+    sweep<Codec, Op, kSources>(context, reduce_args, range, share);
   });
   return true;
 }
@@ -242,17 +242,17 @@ const Entry& find(const TableOf<Entry>& table, const Reduction& what) {
   return table.reduce[static_cast<int>(what.dtype)][static_cast<int>(what.op)];
 }
 
-// The entry of one pair. Common pairs have functions of their own for 2, 4 and 8 sources, and what
-// copies has one for 1.
+// The entry of one pair. Common pairs have functions of their own for 2, 4 and 8 sources, and pairs
+// that copy have one for 1.
 template <class Function>
 struct BySources {
-  Function any, one, two, four, eight;
+  Function any, from_1, from_2, from_4, from_8;
 
   Function of(int sources) const {
-    if (sources == 1) return one;
-    return sources == 2 ? two : sources == 4 ? four : sources == 8 ? eight : any;
+    if (sources == 1) return from_1;
+    return sources == 2 ? from_2 : sources == 4 ? from_4 : sources == 8 ? from_8 : any;
   }
-  void each(const auto& f) const { f(any), f(one), f(two), f(four), f(eight); }
+  void for_each(const auto& f) const { f(any), f(from_1), f(from_2), f(from_4), f(from_8); }
 };
 
 template <class Codec, class Op>

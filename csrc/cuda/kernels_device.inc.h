@@ -14,7 +14,7 @@ struct Context {
     __shared__ Operands shared;
     return shared;
   }
-  __device__ static void each(const auto& f) { f(static_cast<int>(threadIdx.x)); }
+  __device__ static void for_each_thread(const auto& f) { f(static_cast<int>(threadIdx.x)); }
   __device__ static bool all(const auto& f) {
     return __syncthreads_and(f(static_cast<int>(threadIdx.x))) != 0;
   }

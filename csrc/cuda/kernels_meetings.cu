@@ -86,7 +86,7 @@ void launch_meeting(Stream stream, const LowLatencyArgs& args) {
 void load_meeting_kernels() {
   for (const auto& row : kKernels.reduce) {
     for (const auto& [two_shot, one_shot, low_latency] : row) {
-      two_shot.each([](const auto kernel) { load_kernel(kernel); });
+      two_shot.for_each([](const auto kernel) { load_kernel(kernel); });
       load_kernel(one_shot);
       load_kernel(low_latency);
     }

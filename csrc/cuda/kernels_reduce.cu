@@ -54,7 +54,7 @@ void launch_leader(Stream stream, const LeaderArgs& leader, int multiprocessors)
 
 void load_kernels() {
   for (const auto& row : kKernels.reduce) {
-    for (const Kernel& entry : row) entry.each([](const auto kernel) { load_kernel(kernel); });
+    for (const Kernel& entry : row) entry.for_each([](const auto kernel) { load_kernel(kernel); });
   }
   load_meeting_kernels();
   load_ring_kernels();

@@ -11,8 +11,8 @@ namespace ringcomm::cuda {
 inline constexpr int kThreads = 256, kBlocks = 3;
 inline constexpr int kMeetingThreads = 512;  // their blocks are few
 
-// How many blocks share `bytes` of each operand: 16 bytes for every thread, until the device is
-// full of blocks.
+// Returns how many blocks share `bytes` of each operand: 16 bytes for every thread, until the
+// device is full of blocks.
 constexpr int blocks_for(uint64_t bytes, int multiprocessors) {
   const uint64_t wanted = (bytes + 16 * kThreads - 1) / (16 * kThreads);
   const uint64_t most = static_cast<uint64_t>(kBlocks) * static_cast<uint64_t>(multiprocessors);

@@ -31,7 +31,7 @@ constexpr bool await(auto& context, const Members& members, int peer, const auto
 // Their writes before it are visible to all after it. False: aborted.
 constexpr bool meet(auto& context, const Members& members, const auto& place, uint32_t epoch) {
   context.sync();
-  context.each([&](int peer) {
+  context.for_each_thread([&](int peer) {
     if (peer >= members.n_ranks) return;
     context.store_release(&place(*members.flags[peer]).flag[epoch % 2][members.rank], epoch);
   });
@@ -43,13 +43,13 @@ constexpr bool meet(auto& context, const Members& members, const auto& place, ui
 }
 
 constexpr void end_epoch(auto& context, uint32_t& last, uint32_t epoch) {
-  context.each([&](int thread) {
+  context.for_each_thread([&](int thread) {
     if (thread == 0) last = epoch;
   });
 }
 
-// What came before the kernel in its rank's stream is done when one block of it has come. All of a
-// kernel is over when each block has met twice: then all ranks are done with its rank's operands.
+// When one block has come, all that was before the kernel in its rank's stream is done. A kernel is
+// over when each of its blocks has met twice: then all ranks are done with its rank's operands.
 // A slot is written again by the next kernel of its writer, after the second meeting of this one.
 template <class Codec, class Op, int kSources, class Context>
 constexpr void two_shot_body(Context& context, const TwoShotArgs& args, uint64_t element_bytes) {
@@ -58,7 +58,7 @@ constexpr void two_shot_body(Context& context, const TwoShotArgs& args, uint64_t
   Flags& mine = *members.flags[rank];
   const auto place = [&](Flags& flags) -> BarrierFlags& { return flags.two_shot[block]; };
   const uint32_t epoch = place(mine).epoch;
-  context.each([&](int peer) {
+  context.for_each_thread([&](int peer) {
     if (peer >= members.n_ranks || peer == rank) return;
     auto* const slot = reinterpret_cast<std::byte*>(&members.flags[peer]->slot[block][rank]);
     context.store(slot, args.given[peer]);
@@ -76,13 +76,14 @@ template <class Stored>
 constexpr Range cut_of(uint64_t first_byte, uint64_t bytes, int block, uint64_t blocks) {
   constexpr uint64_t kElements = kPiece / sizeof(Stored);
   const uint64_t count = bytes / sizeof(Stored);
-  const uint64_t each = (count + blocks * kElements - 1) / (blocks * kElements) * kElements;
-  const uint64_t begin = each * block < count ? each * block : count;
-  return {first_byte / sizeof(Stored) + begin, count - begin < each ? count - begin : each};
+  const uint64_t per_block = (count + blocks * kElements - 1) / (blocks * kElements) * kElements;
+  const uint64_t begin = per_block * block < count ? per_block * block : count;
+  return {first_byte / sizeof(Stored) + begin,
+          count - begin < per_block ? count - begin : per_block};
 }
 
-// One meeting is enough. A block reads what the blocks of its index have written: of what a rank
-// sends another each writes one cut. The window of the next operation is the other one, and that of
+// One meeting is enough. A block reads from the blocks of its index alone: each of them writes one
+// cut of a rank's bytes for another. The window of the next operation is the other one, and that of
 // the operation after it comes after a meeting of the next: all ranks are through with this one.
 template <class Codec, class Op, class Context>
 constexpr void one_shot_body(Context& context, const OneShotArgs& args, uint64_t) {
@@ -97,16 +98,16 @@ constexpr void one_shot_body(Context& context, const OneShotArgs& args, uint64_t
   Operands& operands = context.operands();
   const auto set = [&](int sources, std::byte* to, const auto& source) {
     context.sync();  // nobody reads the operands before
-    context.each([&](int i) {
+    context.for_each_thread([&](int i) {
       if (i == 0) operands.n_srcs = sources, operands.n_dsts = 1, operands.dst[0] = to;
       if (i < sources) operands.src[i] = source(i);
     });
     context.sync();
   };
   const auto copy = [&](Range range) {
-    context.each([&](int thread) {
+    context.for_each_thread([&](int thread) {
       const Share own{static_cast<uint64_t>(thread), share.step};
-      sweep<Bits<Stored>, Bor, 1>(context, Job{}, range, own);
+      sweep<Bits<Stored>, Bor, 1>(context, ReduceArgs{}, range, own);
     });
   };
   set(1, window[rank] + turn, [&](int) { return exchange.input; });
@@ -120,9 +121,9 @@ constexpr void one_shot_body(Context& context, const OneShotArgs& args, uint64_t
   if (exchange.sums) {
     set(ranks, exchange.output, [&](int i) { return window[i] + turn + exchange.first[i]; });
     const Range range = cut_of<Stored>(0, exchange.bytes[rank], block, members.blocks);
-    context.each([&](int thread) {
+    context.for_each_thread([&](int thread) {
       const Share own{static_cast<uint64_t>(thread), share.step};
-      sweep<Codec, Op, 0>(context, job_of(exchange.reduction), range, own);
+      sweep<Codec, Op, 0>(context, reduce_args_of(exchange.reduction), range, own);
     });
   }
   for (int from = 0; from < ranks && !exchange.sums; ++from) {
@@ -134,7 +135,7 @@ constexpr void one_shot_body(Context& context, const OneShotArgs& args, uint64_t
   end_epoch(context, last, epoch);
 }
 
-// 16 bytes of an operand, or what it has of them.
+// 16 bytes of an operand, or as many as it has.
 template <class Stored>
 constexpr Wide load_piece(auto& context, const std::byte* operand, uint64_t piece, uint64_t bytes) {
   const std::byte* const at = operand + piece * kPiece;
@@ -184,8 +185,8 @@ constexpr uint64_t pieces_of(uint64_t bytes) {
   return bytes == 0 ? 1 : (bytes + kPiece - 1) / kPiece;
 }
 
-// No meeting: what comes has flags, which are the epoch. Every rank sends every other a piece, be
-// it empty. So who is at the next operation but one knows that this rank has come to the next, and
+// No meeting: bytes come with flags, which are the epoch. Every rank sends every other a piece, be
+// it empty. So a rank at the next operation but one knows that this rank has come to the next, and
 // is through with the lines that are written anew. The grid is always the same, so all blocks have
 // one epoch. It is never 0, which new memory has.
 template <class Codec, class Op, class Context>
@@ -200,7 +201,7 @@ constexpr void low_latency_body(Context& context, const LowLatencyArgs& args, ui
     const uint64_t place = (epoch % 2 * ranks + from) * all_pieces + piece;
     return all_lines[to] + place * kPieceLines;
   };
-  context.each([&](int thread) {
+  context.for_each_thread([&](int thread) {
     const uint64_t begin = context.block() * threads + thread;
     for (int i = 1; i < ranks; ++i) {
       const int to = (rank + i) % ranks;  // not all write to one at once
@@ -233,7 +234,7 @@ constexpr void low_latency_body(Context& context, const LowLatencyArgs& args, ui
           if (!get(from, piece, wide)) return false;
           total.template apply<Op>(Numbers<Codec, Wide>(wide));
         }
-        wide = total.template finish<Op>(job_of(exchange.reduction));
+        wide = total.template finish<Op>(reduce_args_of(exchange.reduction));
         store_piece<Stored>(context, exchange.output, piece, bytes, wide);
       }
       return true;

@@ -6,7 +6,7 @@
 // slot that was read. Blocks of equal index talk to one another alone. Counts go on from kernel to
 // kernel, in memory of devices.
 
-// What a rank does with a chunk at one time.
+// A rank's work on a chunk at one time.
 struct Turn {
   int chunk;
   bool receives, sends;
@@ -60,7 +60,7 @@ constexpr bool await_slots(auto& context, const Members& members, const Turn& tu
 template <class Codec, class Op, int kSources, class Context>
 constexpr void ring_body(Context& context, const RingArgs& args, uint64_t) {
   using Stored = typename Codec::Stored;
-  const uint64_t each = args.slot / sizeof(Stored), all = kRingSlots / 2 * each;
+  const uint64_t per_slot = args.slot / sizeof(Stored), all = kRingSlots / 2 * per_slot;
   const Members& members = args.members;
   const int block = context.block(), ranks = members.n_ranks, rank = members.rank;
   const auto line = [&](int of) -> RingFlags& {
@@ -82,7 +82,7 @@ constexpr void ring_body(Context& context, const RingArgs& args, uint64_t) {
   Operands& operands = context.operands();
   const auto move = [&](const Turn& turn, Range part) {
     const uint64_t at = part.first * sizeof(Stored);
-    context.each([&](int thread) {
+    context.for_each_thread([&](int thread) {
       if (thread != 0) return;
       operands.n_srcs = operands.n_dsts = 0;
       if (turn.receives) operands.src[operands.n_srcs++] = slot(args.slots, read);
@@ -91,20 +91,20 @@ constexpr void ring_body(Context& context, const RingArgs& args, uint64_t) {
       if (turn.sends) operands.dst[operands.n_dsts++] = slot(args.next_slots, filled);
     });
     context.sync();
-    context.each([&](int thread) {
+    context.for_each_thread([&](int thread) {
       const Share share{static_cast<uint64_t>(thread), static_cast<uint64_t>(context.threads())};
-      Job job = job_of(args.chunks.reduction);
-      if (!turn.ends) job.ranks = 1;
+      ReduceArgs reduce_args = reduce_args_of(args.chunks.reduction);
+      if (!turn.ends) reduce_args.ranks = 1;
       if (!turn.receives || !turn.adds) {
-        if (turn.ends) return sweep<Codec, Op, 0>(context, job, {0, part.count}, share);
-        return sweep<Bits<Stored>, Bor, 1>(context, Job{}, {0, part.count}, share);
+        if (turn.ends) return sweep<Codec, Op, 0>(context, reduce_args, {0, part.count}, share);
+        return sweep<Bits<Stored>, Bor, 1>(context, ReduceArgs{}, {0, part.count}, share);
       }
-      sweep<Codec, Op, kSources>(context, job, {0, part.count}, share);
+      sweep<Codec, Op, kSources>(context, reduce_args, {0, part.count}, share);
     });
     context.sync();
     read += turn.receives;
     filled += turn.sends;
-    context.each([&](int thread) {
+    context.for_each_thread([&](int thread) {
       if (thread == 0 && turn.receives) context.store_release(&line(rank - 1).read, read);
       if (thread == 1 && turn.sends) context.store_release(&line(rank + 1).filled, filled);
     });
@@ -113,14 +113,14 @@ constexpr void ring_body(Context& context, const RingArgs& args, uint64_t) {
     for (int i = 0; i < turns_of(args); ++i) {
       const Turn turn = turn_of(args, i);
       const auto [first, count] = cut(turn.chunk);
-      for (uint64_t at = pass; at < count && at < pass + all; at += each) {
+      for (uint64_t at = pass; at < count && at < pass + all; at += per_slot) {
         if (!await_slots(context, members, turn, mine, read, filled)) return;
-        move(turn, {first + at, count - at < each ? count - at : each});
+        move(turn, {first + at, count - at < per_slot ? count - at : per_slot});
       }
     }
   }
   context.sync();  // all have read the counts
-  context.each([&](int thread) {
+  context.for_each_thread([&](int thread) {
     if (thread == 0) mine.own_read = read, mine.own_filled = filled;
   });
 }

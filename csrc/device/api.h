@@ -68,16 +68,17 @@ class Api {
   std::atomic<uint8_t> salt{0};
 
   virtual bool simulated() const = 0;
-  // Empty, or one sentence that says why no device can be used: no driver, one too old. First call.
+  // Returns one sentence that says why no device can be used (no driver, or one too old), or "".
+  // Call it first.
   virtual std::string unusable() = 0;
   virtual int current_device() = 0;
   virtual void use_device(int device) = 0;               // for the calling thread
   virtual void restore_device(int device) noexcept = 0;  // back to it
   virtual DeviceFacts facts(int device) = 0;
-  // Are they joined by NVLink? Not, where this process does not see the other one.
+  // Tells whether NVLink joins them. False if this process does not see the other one.
   virtual bool nvlink(int device, const Uuid& other) = 0;
 
-  // Memory of the device, and of the host such that the device can read and write it.
+  // Allocates memory of the device, or of the host such that the device can read and write it.
   virtual std::byte* allocate(uint64_t bytes) = 0;
   virtual void release(std::byte* memory) = 0;
   virtual std::byte* allocate_pinned(uint64_t bytes) = 0;  // the same address on both sides
@@ -87,18 +88,18 @@ class Api {
   virtual void unregister_host(std::byte* memory) = 0;
   virtual Allocation allocation_of(const std::byte* address) = 0;  // several calls of the driver
   virtual uint64_t id_of(const std::byte* address) = 0;            // one; 0: no memory is there
-  // Has memory another id than what was mapped at its address before? CUDA does not promise it for
-  // virtual addresses, so the first call tries it.
+  // Tells whether memory has another id than other memory that was mapped at its address before.
+  // CUDA does not promise it for virtual addresses, so the first call tries it.
   virtual bool ids_change() = 0;
 
   virtual Stream make_stream() = 0;  // of high priority, independent of the default stream
   virtual void destroy_stream(Stream stream) = 0;
   virtual void synchronize(Stream stream) = 0;
-  // The capture of a CUDA graph that the stream takes part in: 0 for none, else an id that no other
-  // capture of this process has. Throws UsageError where that cannot be told.
+  // Returns the capture of a CUDA graph that the stream takes part in: 0 for none, else an id that
+  // no other capture of this process has. Throws UsageError where that cannot be told.
   virtual uint64_t capture_of(Stream stream) = 0;
-  // While a graph is captured CUDA refuses calls that allocate, map or wait, unless the thread's
-  // mode is relaxed. Returns whether it was.
+  // Relaxes the thread's mode, or not: while a graph is captured CUDA refuses calls that allocate,
+  // map or wait in any other mode. Returns whether it was relaxed.
   virtual bool relax_captures(bool relaxed) noexcept = 0;
   virtual Event make_event() = 0;
   virtual void destroy_event(Event event) = 0;
@@ -107,10 +108,11 @@ class Api {
 
   // Enqueues a copy between any two memories that this process can address.
   virtual void copy(Stream stream, std::byte* to, const std::byte* from, uint64_t bytes) = 0;
-  // Memory operations on words of registered or pinned host memory, by their device address, in
-  // order. A write comes after all that is before it in the stream, which is visible to all that
-  // see the value. A wait ends when (int32)(word - value) >= 0; the host does not wait. 64 bits are
-  // also written to memory of the stream's device, and of no other: CUDA 13.1 refuses that.
+  // Enqueues memory operations on words of registered or pinned host memory, by their device
+  // address, in order. A write comes after all that is before it in the stream, which is visible to
+  // all that see the value. A wait ends when (int32)(word - value) >= 0; the host does not wait. 64
+  // bits are also written to memory of the stream's device, and of no other: CUDA 13.1 refuses
+  // that.
   virtual void each_word(Stream stream, std::span<const Word> words) = 0;
   void write(Stream stream, std::byte* word, uint32_t value) {
     each_word(stream, std::array{Word{word, value, Word::kWrite}});
@@ -130,8 +132,8 @@ class Api {
   virtual IpcHandle export_memory(std::byte* base) = 0;
   virtual std::byte* open_memory(const IpcHandle& handle) = 0;
   virtual void close_memory(std::byte* base) = 0;
-  // The chunks that cover [address, address + bytes), the first of them from its begin. Empty where
-  // the memory cannot be exported so, or in more than `most` of them.
+  // Exports the chunks that cover [address, address + bytes), the first of them from its begin.
+  // Returns none where the memory cannot be exported so, or takes more than `most` of them.
   virtual std::vector<Chunk> export_chunks(std::byte* address, uint64_t bytes, size_t most) = 0;
   virtual std::byte* map_chunks(const std::vector<Chunk>& chunks) = 0;
   virtual void unmap_chunks(std::byte* base, uint64_t bytes) = 0;  // of all of them

@@ -12,9 +12,9 @@
 
 namespace ringcomm::cuda {
 
-inline constexpr uint64_t kOperations = 128;  // of a group, that are under way on its device
+inline constexpr uint64_t kOperations = 128;  // that a group has under way on its device
 inline constexpr int kExports = 1024;         // allocations of a rank that others may map
-inline constexpr uint64_t kMessages = 64;     // to one peer, whose sizes can be compared
+inline constexpr uint64_t kMessages = 64;     // to one peer whose sizes can be compared
 
 // A rank's lines from one peer say, of operations and of messages, how many rounds the peer has
 // made ready for this rank's kernel, and how many of this rank's the peer's kernel has done
@@ -30,14 +30,14 @@ struct alignas(128) RankInfo {
   uint32_t usable;             // streams reach this area
   Uuid uuid;
   uint64_t memory_bytes;
-  uint64_t most_bytes;  // that its owner gives a group; 0: what fits
+  uint64_t most_bytes;  // that its owner gives a group; 0: as many as fit
   uint64_t pattern;     // stands in the memory behind `window`: proof of what is mapped
   IpcHandle window;
   int32_t blocks, capability;     // that its kernels may have at one time
   std::atomic<uint32_t> reaches;  // bit r: rank r's memory could be read
   std::atomic<uint32_t> nvlinks;  // bit r: NVLink leads to rank r's device
   uint64_t seen[kMostRanks];      // where its owner sees rank r's memory
-  char why[160];                  // of what is missing: the first reason
+  char why[160];                  // the first reason why something is missing
 };
 
 // An allocation of a process. Its id tells it from a later one at the same addresses.
@@ -83,9 +83,9 @@ class Area {
   // Counts what a stream of the owner has come to, in each of 2 * size + 2 timelines: see
   // StreamWords::mark().
   Word32& done(int timeline) const { return in<Word32>(kWords, (1 + timeline) * 16); }
-  // 1 while a stream of the owner is in an operation of a graph.
+  // Holds 1 while a stream of the owner is in an operation of a graph.
   Word32& replaying() const { return in<Word32>(kWords, (3 + 2 * size_) * 16); }
-  // The last operation for whose capture its owner has mapped what peers export.
+  // Holds the last operation for whose capture its owner has mapped the exports of peers.
   Word64& mapped_for() const { return in<Word64>(kWords, (4 + 4 * size_) * 8); }
   // Counts changes of exported() that concern `peer`.
   Word32& exports(Rank peer) const { return in<Word32>(kCounts, peer * 16); }
@@ -96,7 +96,7 @@ class Area {
   Opened& opened(Rank owner, int index) const {
     return in<Opened>(kOpened, owner * kExports + index);
   }
-  // The stamp on which the owner and `peer` must agree, in operations that have one for each pair.
+  // Holds the stamp on which the owner and `peer` must agree, in operations with one for each pair.
   Word64& stamp(uint64_t sequence, Rank peer) const {
     return in<Word64>(kStamps, sequence % kOperations * size_ + static_cast<uint64_t>(peer));
   }
@@ -104,7 +104,7 @@ class Area {
   Word64& message(Rank peer, bool sending, uint64_t k) const {
     return in<Word64>(kSizes, direction(peer, sending) * kMessages + k % kMessages);
   }
-  // The last message to, or from, a peer that has ended well.
+  // Counts the messages to, or from, a peer, up to the last one that has ended well.
   Word64& ended(Rank peer, bool sending) const {
     return in<Word64>(kWords, (4 + 2 * size_ + direction(peer, sending)) * 8);
   }

@@ -80,7 +80,7 @@ void Exports::give_all(Entry& entry) {
 void Exports::begin() {
   ++now_;
   refused_.clear();
-  for (int look = 0; look < kLooks; ++look) {
+  for (int attempt = 0; attempt < kLooks; ++attempt) {
     Entry& entry = entries_[next_entry_];
     const bool rests = entry.used + kLately < now_;
     if (rests && next_piece_ < entry.pieces.size()) {
@@ -92,7 +92,7 @@ void Exports::begin() {
   }
 }
 
-// The one that has all of the span, or else a new one; null where there is no room for it.
+// Returns the entry that has all of the span, or else a new one; null where there is no room.
 Exports::Entry* Exports::entry_for(const Span& span) {
   const auto same = [&](const Span& other) {
     return other.data == span.data && other.bytes == span.bytes;
@@ -133,7 +133,7 @@ Exports::Entry* Exports::known(const Span& span) {
     if (!is_there(entry, span)) {
       freed.push_back(&entry);
     } else if (entry.refusal.empty() || covers(entry.pieces, span)) {
-      usable = &entry;  // what cannot be exported whole may be in part
+      usable = &entry;  // a part may be exportable where the whole is not
     }
   }
   for (Entry* const entry : freed) renew(*entry, {});
@@ -250,7 +250,7 @@ void Exports::give_chunks(const Entry& entry, Rank peer) {
   memory.chunks = static_cast<uint32_t>(chunks.size());
 }
 
-// ---- what a program registers
+// ---- memory that a program registers
 
 // An entry has so many pieces at most: a long range of virtual addresses is several entries.
 Registered Exports::enroll(const std::string& name, const std::vector<Span>& memory) {

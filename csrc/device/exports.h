@@ -49,23 +49,23 @@ class Exports {
  public:
   static constexpr int kMostRegistered = kExports / 4 * 3;  // the others are for what turns up
 
-  // At most `most_bytes` at a time.
+  // Exports at most `most_bytes` at a time.
   Exports(ExportContext context, uint64_t most_bytes)
       : context_(std::move(context)), most_bytes_(most_bytes) {}
 
-  // The address at which `peer` sees `span`; 0 where it does not, or not yet. What is `kept` stays
-  // until it is freed: a graph has its address. Other things make room for new ones while no kernel
-  // may use them. In one operation the driver is asked once about each piece.
+  // Returns the address at which `peer` sees `span`; 0 where it does not, or not yet. Memory that
+  // is `kept` stays until it is freed: a graph has its address. Other memory makes room for new
+  // while no kernel may use it. In one operation the driver is asked once about each piece.
   uint64_t address_at(Rank peer, const Span& span, bool kept);
-  // An operation begins: one piece of what was not used lately is looked at, whether it was freed.
+  // Begins an operation: looks whether one piece that was not used lately was freed.
   void begin();
-  // Exports to all what the span lies in, where there is room.
+  // Exports the memory in which the span lies to all ranks, where there is room.
   void offer(const Span& span);
-  // The same, under a name, instead of what that had before. It stays until it is freed, or nobody
-  // has registered it any more.
+  // Does the same under a name, in place of the memory that this had before. It stays until it is
+  // freed, or has no name any more.
   Registered enroll(const std::string& name, const std::vector<Span>& memory);
   void dismiss(const std::string& name);
-  // Those that have not mapped all that has the name.
+  // Returns the ranks that have not mapped all memory of that name.
   std::vector<Rank> without(const std::string& name) const;
 
  private:
@@ -79,10 +79,10 @@ class Exports {
     bool kept = false;   // by a graph
     int registered = 0;  // so many times
 
-    // Also what this operation uses, which other ranks were told of.
+    // Also memory that this operation uses, because other ranks were told of it.
     bool stays(uint64_t now) const { return kept || registered > 0 || used == now; }
   };
-  struct Held {  // of a name
+  struct Held {  // by a name
     int index;
     uint64_t generation;
   };

@@ -36,7 +36,7 @@ void Run::all() {
       words_.await_line(share->leader, work_.done(), round == 0 ? kAllDone : round);
       if (round == 0) words_.set_own_line(share->leader, work_.done(), 0);
     }
-    for (const Piece& piece : work_.in) stage(words_, stream_, piece, round, false);
+    for (const StagedOperand& operand : work_.in) stage(words_, stream_, operand, round, false);
     for (const Share* share : given) {
       if (round == 0)
         words_.fill_slot(peers_.slot_of(share->leader, peers_.rank(), work_.messages), share->slot);
@@ -46,7 +46,7 @@ void Run::all() {
     for (const Pull& pull : work_.pulls) this->pull(pull, round);
     if (work_.out.empty()) continue;
     for (const Share* share : given) words_.await_line(share->leader, work_.done(), round + 1);
-    for (const Piece& piece : work_.out) stage(words_, stream_, piece, round, true);
+    for (const StagedOperand& operand : work_.out) stage(words_, stream_, operand, round, true);
   }
   for (const Share& share : work_.shares) {
     const bool goes_on = work_.messages && share.staged();
@@ -57,7 +57,7 @@ void Run::all() {
 void Run::pull(const Pull& pull, uint64_t round) {
   if (round >= pull.rounds) return;
   words_.await_line(pull.from, work_.ready(), round + 1);
-  stage(words_, stream_, pull.piece, round, true);
+  stage(words_, stream_, pull.operand, round, true);
   let_go_on(pull.from, round, round + 1 == pull.rounds);
 }
 
@@ -90,12 +90,13 @@ void Run::serve(Served& served, uint64_t round) {
 
 }  // namespace
 
-void stage(StreamWords& words, Stream stream, const Piece& piece, uint64_t round, bool back) {
-  const Segments rounds{piece.length, piece.unit};
-  const uint64_t first = piece.first + rounds.offset(round), bytes = rounds.length(round);
-  const Spans window({{piece.window, piece.unit}});
-  back ? words.copy(stream, *piece.spans, first, window, 0, bytes)
-       : words.copy(stream, window, 0, *piece.spans, first, bytes);
+void stage(StreamWords& words, Stream stream, const StagedOperand& operand, uint64_t round,
+           bool back) {
+  const Segments rounds{operand.length, operand.unit};
+  const uint64_t first = operand.first + rounds.offset(round), bytes = rounds.length(round);
+  const Spans window({{operand.window, operand.unit}});
+  back ? words.copy(stream, *operand.spans, first, window, 0, bytes)
+       : words.copy(stream, window, 0, *operand.spans, first, bytes);
 }
 
 void run(const Peers& peers, StreamWords& words, Stream stream, Handover& work) {

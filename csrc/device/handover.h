@@ -14,9 +14,9 @@
 //                                                  done = rounds so far, or in the last one:
 //   wait until done is all                         ready = 0, done = all
 //
-// Values are constants, and at the end words are what they were at the beginning. So what a graph
-// has captured can be done again, and calls may come in between. Of a message that is staged
-// nothing is awaited at the end: its window is waited for before the next one.
+// Values are constants, and at the end words are what they were at the beginning. So a graph can
+// replay what it has captured, and calls may come in between. The end of a staged message is not
+// awaited: its window is waited for before the next one.
 #pragma once
 
 #include <algorithm>
@@ -25,8 +25,8 @@
 
 namespace ringcomm::cuda {
 
-// Bytes of an operand that is staged: `unit` of them in each round, at that place in a window.
-struct Piece {
+// Bytes of an operand that pass a window: `unit` of them in each round, at that place in it.
+struct StagedOperand {
   const Spans* spans;
   uint64_t first, length;
   uint64_t unit;
@@ -48,7 +48,7 @@ struct Handover {
   };
   struct Pull {  // by a copy engine, from a peer's window; or a kernel serves it
     Rank from;
-    Piece piece;
+    StagedOperand operand;
     uint64_t rounds;
   };
 
@@ -56,7 +56,7 @@ struct Handover {
   std::vector<Share> shares;
   std::vector<Served> served;
   std::vector<Pull> pulls;
-  std::vector<Piece> in, out;
+  std::vector<StagedOperand> in, out;
 
   int ready() const { return messages ? kSentLane : kReadyLane; }
   int done() const { return messages ? kTakenLane : kDoneLane; }
@@ -70,7 +70,8 @@ struct Handover {
 };
 
 // Enqueues the copy of a round into the window, or back.
-void stage(StreamWords& words, Stream stream, const Piece& piece, uint64_t round, bool back);
+void stage(StreamWords& words, Stream stream, const StagedOperand& operand, uint64_t round,
+           bool back);
 
 // Enqueues a hand-over. Words at its end may be put off until they are flushed.
 void run(const Peers& peers, StreamWords& words, Stream stream, Handover& work);

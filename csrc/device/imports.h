@@ -17,8 +17,8 @@ class ImportCache {
  public:
   static ImportCache& of(Api& api);  // the process's own
 
-  // Adds a user. `open` maps it where nobody has; then what overlaps it has been freed, and is
-  // closed first.
+  // Adds a user. `open` maps it if it is not mapped yet; then mappings that overlap it are of freed
+  // memory, and are closed first.
   std::byte* acquire(const ExportedRange& range, bool chunks,
                      const std::function<std::byte*()>& open);
   void release(const ExportedRange& range);  // by one user
@@ -48,7 +48,7 @@ class Imports {
 
   Rank peer() const { return peer_; }
   bool has_news() const { return news() != seen_; }
-  // Maps new memory, and gives back what was withdrawn. Nothing may be under way on the device.
+  // Maps new memory, and gives withdrawn memory back. Nothing may be under way on the device.
   void refresh();
   void give_back() {
     for (Mapped& mapped : mapped_) release(mapped);

@@ -22,7 +22,7 @@ struct LeaderSlot {
   uint64_t input = 0;
   uint64_t output = 0;
   uint64_t staged = 0;  // they are in a window, which holds one round
-  uint64_t call = 0;    // what is called: LeaderArgs::call
+  uint64_t call = 0;    // LeaderArgs::call, as that rank has it
 };
 
 // The ranks that a part of an operation comes from, or goes to: all; the root; or, for part p,
@@ -42,7 +42,7 @@ struct LeaderArgs {
   Who from = Who::kAll, to = Who::kAll;
   bool input_is_split = false, output_is_split = false;
   uint64_t first[kMostRanks], length[kMostRanks];  // of each part, in bytes
-  LeaderSlot own;                                  // of `rank`, who need not say what it calls
+  LeaderSlot own;                                  // of `rank`, which need not name its call
   const LeaderSlot* slot[kMostRanks];              // by rank; the leader's is not read
   const uint32_t* abort = nullptr;                 // not 0: the slots may be of earlier operations
 };
@@ -56,9 +56,9 @@ struct LeaderArgs {
 inline constexpr int kMostBlocks = 64;
 inline constexpr int kOneShotBlocks = 16, kLowLatencyBlocks = 8;  // always so many: see the kernels
 inline constexpr uint64_t kOneShotWindow = 256 << 10;             // of an input, at most
-inline constexpr uint64_t kLowLatencyBytes = 256 << 10;           // of all that a rank gets, and
-inline constexpr uint64_t kMostLowLatency = 32 << 10;             // of what it gets of one
-inline constexpr int kRingBlocks = 8, kRingSlots = 8;             // always; slots of each block
+inline constexpr uint64_t kLowLatencyBytes = 256 << 10;  // a rank gets at most so many, and
+inline constexpr uint64_t kMostLowLatency = 32 << 10;    // so many from one other
+inline constexpr int kRingBlocks = 8, kRingSlots = 8;    // always; slots of each block
 inline constexpr uint64_t kRingSlot = 32 << 10;
 inline constexpr uint64_t kRingBytes = uint64_t{kRingBlocks} * kRingSlots * kRingSlot;
 inline constexpr uint32_t kGaveUp = 2;  // of Members::abort: and the rank that it waited for
@@ -82,7 +82,7 @@ struct Flags {
   RingFlags ring[kRingBlocks];
 };
 
-// Low-latency bytes reserved for each sender.
+// Returns how many low-latency bytes are reserved for each sender.
 inline uint64_t low_latency_bytes(int ranks) {
   const uint64_t share = kLowLatencyBytes / static_cast<uint64_t>(ranks);
   return share < kMostLowLatency ? share : kMostLowLatency;

@@ -88,10 +88,10 @@ void KernelLaunch::two_shot(Stream stream, const Call& call) {
     args.given[share.leader].call = call.call;
   }
   for (uint64_t round = 0; round < handover.rounds(); ++round) {
-    for (const Piece& piece : handover.in) stage(words_, stream, piece, round, false);
+    for (const StagedOperand& operand : handover.in) stage(words_, stream, operand, round, false);
     args.part.round = round * args.part.unit;
     words_.launch(stream, args);
-    for (const Piece& piece : handover.out) stage(words_, stream, piece, round, true);
+    for (const StagedOperand& operand : handover.out) stage(words_, stream, operand, round, true);
   }
 }
 
@@ -152,8 +152,8 @@ void KernelLaunch::by_ring(Stream stream, const Call& call) {
   };
   const auto stage_all = [&](const Spans& spans, bool is_split, uint64_t round, bool back) {
     if (spans.bytes() == 0 || spans.at(0).bytes == spans.bytes()) return;
-    for (const Piece& piece : operands_.pieces_of(parts, spans, is_split))
-      stage(words_, stream, piece, round, back);
+    for (const StagedOperand& operand : operands_.staged_operands(parts, spans, is_split))
+      stage(words_, stream, operand, round, back);
   };
   for (uint64_t round = 0; round < rounds; ++round) {
     parts.round = round * parts.unit;

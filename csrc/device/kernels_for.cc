@@ -118,7 +118,7 @@ Exchange exchange_of(const Shape& shape, Rank rank) {
 }
 
 // Seconds, but for the launch, which all have. Others' memory takes as long as a flag to answer.
-double seconds_of(Algorithm kernel, const Shape& shape, const Link& link) {
+double seconds_of(Algorithm kernel, const Shape& shape, const DeviceLink& link) {
   const double others = shape.size - 1, most = static_cast<double>(most_taken(shape));
   const bool in_parts = !sharded(shape.collective);  // each rank moves a part of all
   const bool chain = shape.collective == kBroadcast || shape.collective == kReduce;
@@ -136,8 +136,8 @@ double seconds_of(Algorithm kernel, const Shape& shape, const Link& link) {
   return in_parts ? 2 * (turns + others * moved / shape.size) : turns + others * moved;
 }
 
-Link link_of(bool nvlink, int capability, int blocks) {
-  Link link;
+DeviceLink link_of(bool nvlink, int capability, int blocks) {
+  DeviceLink link;
   link.blocks = blocks;
   link.nvlink = nvlink;
   if (!nvlink) return link;
@@ -149,7 +149,7 @@ Link link_of(bool nvlink, int capability, int blocks) {
   return link;
 }
 
-Algorithm kernel_for(const Shape& shape, const Link& link, uint64_t window,
+Algorithm kernel_for(const Shape& shape, const DeviceLink& link, uint64_t window,
                      std::optional<Algorithm> asked) {
   if (asked && has_room(*asked, shape, window)) return *asked;
   if (shape.collective == kAllToAll) return link.nvlink ? kHandOver : kByCopies;
@@ -164,7 +164,7 @@ Algorithm kernel_for(const Shape& shape, const Link& link, uint64_t window,
   return best;
 }
 
-std::string kernels_text(int size, const Link& link, uint64_t window) {
+std::string kernels_text(int size, const DeviceLink& link, uint64_t window) {
   std::ostringstream out;
   for (int i = 0; i < kCollectives; ++i) {
     Shape shape;
@@ -187,7 +187,7 @@ std::string kernels_text(int size, const Link& link, uint64_t window) {
 
 // 16 bytes for every thread and source, until links are full: some 32 blocks were enough for others
 // (NCCL has 16 to 32 channels on NVLink of the fourth generation).
-int blocks_for(const Shape& shape, const Link& link) {
+int blocks_for(const Shape& shape, const DeviceLink& link) {
   constexpr uint64_t kEach = 16 * 512;  // a block's threads
   const auto ranks = static_cast<uint64_t>(shape.size);
   const uint64_t part = sharded(shape.collective) ? shape.largest_shard() : shape.bytes / ranks;

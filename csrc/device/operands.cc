@@ -50,15 +50,15 @@ std::byte* Operands::staged_at(const LeaderArgs& args, Rank part, bool is_split)
          static_cast<uint64_t>(behind ? args.parts : part) * args.unit;
 }
 
-std::vector<Piece> Operands::pieces_of(const LeaderArgs& args, const Spans& spans,
-                                       bool is_split) const {
-  std::vector<Piece> pieces;
+std::vector<StagedOperand> Operands::staged_operands(const LeaderArgs& args, const Spans& spans,
+                                                     bool is_split) const {
+  std::vector<StagedOperand> operands;
   for (Rank part = 0; spans.bytes() > 0 && part < (is_split ? args.parts : 1); ++part) {
-    pieces.push_back({&spans, is_split ? args.first[part] : 0,
-                      is_split ? args.length[part] : spans.bytes(), args.unit,
-                      staged_at(args, part, is_split)});
+    operands.push_back({&spans, is_split ? args.first[part] : 0,
+                        is_split ? args.length[part] : spans.bytes(), args.unit,
+                        staged_at(args, part, is_split)});
   }
-  return pieces;
+  return operands;
 }
 
 Handover Operands::by_kernels(const Shape& shape, const Spans& input, const Spans& output,
@@ -82,8 +82,8 @@ Handover Operands::by_kernels(const Shape& shape, const Spans& input, const Span
     handover.shares.push_back({leader, slot, rounds});
   }
   if (!whole) {
-    handover.in = pieces_of(args, input, args.input_is_split);
-    handover.out = pieces_of(args, output, args.output_is_split);
+    handover.in = staged_operands(args, input, args.input_is_split);
+    handover.out = staged_operands(args, output, args.output_is_split);
     for (Share& share : handover.shares) {
       share.slot = {peers_.seen_by(share.leader, staged_at(args, 0, args.input_is_split), false),
                     peers_.seen_by(share.leader, staged_at(args, 0, args.output_is_split), false),
@@ -124,14 +124,14 @@ Handover Operands::by_copies(const Shape& shape, const Spans& input, const Spans
       handover.shares.push_back({peer, {0, 0, 1, sent}, Segments{sent, unit}.count()});
     }
     if (bytes == 0) continue;
-    const Piece piece{&output, exchange.to[peer], bytes, unit, place(peer, rank_)};
-    handover.pulls.push_back({peer, piece, Segments{bytes, unit}.count()});
+    const StagedOperand operand{&output, exchange.to[peer], bytes, unit, place(peer, rank_)};
+    handover.pulls.push_back({peer, operand, Segments{bytes, unit}.count()});
   }
   return handover;
 }
 
-// all_to_all: nobody knows what two others send to one another. So each is the leader of what it
-// gets, also where all share a device.
+// all_to_all: no rank knows how much two others send to one another. So each leads where it
+// receives, also where all share a device.
 Handover Operands::by_each(const Shape& shape, const Spans& input, const Spans& output, bool kept) {
   const Span window = peers_.region(rank_, false);
   const auto ranks = static_cast<size_t>(peers_.size());
@@ -148,10 +148,10 @@ Handover Operands::by_each(const Shape& shape, const Spans& input, const Spans& 
   for (size_t at = 0; at < ranks; ++at) {
     const auto peer = static_cast<Rank>(at);
     if (peer == rank_) continue;
-    const Piece to{&input, offset_of(shape.send, peer), shape.send[at], unit,
-                   window.data + at * unit};
-    const Piece from{&output, offset_of(shape.recv, peer), shape.recv[at], unit,
-                     window.data + (ranks + at) * unit};
+    const StagedOperand to{&input, offset_of(shape.send, peer), shape.send[at], unit,
+                           window.data + at * unit};
+    const StagedOperand from{&output, offset_of(shape.recv, peer), shape.recv[at], unit,
+                             window.data + (ranks + at) * unit};
     const LeaderSlot slot{address_at(peer, input, to.first, to.length, kept), 0, 0, to.length};
     if (to.length > 0) handover.shares.push_back({peer, slot, rounds(to.length)});
     args.length[at] = from.length;

@@ -17,8 +17,8 @@ class Operands {
  public:
   explicit Operands(Peers& peers) : peers_(peers), rank_(peers.rank()) {}
 
-  // Makes a collective's hand-over, whose spans live as long. What is `kept` stays mapped for
-  // graphs.
+  // Makes a collective's hand-over, whose spans live as long. Memory that is `kept` stays mapped
+  // for graphs.
   Handover by_kernels(const Shape& shape, const Spans& input, const Spans& output, bool kept);
   // Makes the same for copy engines.
   Handover by_copies(const Shape& shape, const Spans& input, const Spans& output) const;
@@ -30,8 +30,9 @@ class Operands {
   uint64_t set_unit(LeaderArgs& args) const;
   // Returns the place in the window of a side's part. A side that is not split has one.
   std::byte* staged_at(const LeaderArgs& args, Rank part, bool is_split) const;
-  // Returns the pieces of a side that is staged.
-  std::vector<Piece> pieces_of(const LeaderArgs& args, const Spans& spans, bool is_split) const;
+  // Returns the parts of a side that is staged.
+  std::vector<StagedOperand> staged_operands(const LeaderArgs& args, const Spans& spans,
+                                             bool is_split) const;
 
  private:
   using Share = Handover::Share;

@@ -75,7 +75,7 @@ class Peers {
   // Takes a step of a meeting. Every rank of a subgroup takes step 1; when all say so in their
   // RankInfo, step 2; up to kSteps. Throws nothing: a failure is written there.
   void bootstrap(const Subgroup& subgroup, uint32_t step);
-  // Tells how the meeting ended, and keeps what comes of it.
+  // Tells how the meeting ended, and keeps the result.
   PeerAccess access(const Subgroup& subgroup);
   // Closes peers' memory; then each RankInfo says kSteps + 1. This rank's own goes at the end: not
   // before they have done the same.
@@ -92,8 +92,8 @@ class Peers {
   // ---- once the group, or for messages a pair of it, has met and reaches one another
 
   bool one_device() const { return one_device_; }  // the group shares one
-  // The links of a group whose ranks have a device each, with room for kernels that wait.
-  const std::optional<Link>& link() const { return link_; }
+  // Returns the links of a group whose ranks have a device each, with room for kernels that wait.
+  const std::optional<DeviceLink>& link() const { return link_; }
   // Returns the kernel for an operation: equal on all ranks. Ranks that share a device hand over.
   Algorithm kernel_for(const Shape& shape, std::optional<Algorithm> asked) const {
     return link_ ? cuda::kernel_for(shape, *link_, group_->messages, asked) : kHandOver;
@@ -102,14 +102,14 @@ class Peers {
     return link_ ? cuda::kernels_text(size(), *link_, group_->messages) : "";
   }
   const SubgroupMemory& group() const { return *group_; }
-  // Returns the part of this rank's memory where it stages what it gives that leader.
+  // Returns the part of this rank's memory where it stages operands for that leader.
   Span region(Rank leader, bool messages) const;
   // Returns the leader's address of a place in a region.
   uint64_t seen_by(Rank leader, const std::byte* mine, bool messages) const;
   LeaderSlot& slot_of(Rank leader, Rank from, bool messages) const;
   Exports& exports() { return *exports_; }
-  // Do peers export something new, or have they freed something? Then refresh_imports() while
-  // nothing is under way on the device.
+  // Tells whether peers export something new, or have freed something. Then call refresh_imports()
+  // while nothing is under way on the device.
   bool has_news() const { return std::ranges::any_of(imports_, &Imports::has_news); }
   void refresh_imports() {
     for (Imports& imports : imports_) imports.refresh();
@@ -144,7 +144,7 @@ class Peers {
   std::map<int, SubgroupMemory> memory_;  // by this rank's info
   SubgroupMemory* group_ = nullptr;       // info 0's, once it has met
   bool one_device_ = false;               // the group's
-  std::optional<Link> link_;              // where each of its ranks has a device, with room
+  std::optional<DeviceLink> link_;        // where each of its ranks has a device, with room
   int blocks_ = 0;                        // claimed
   uint64_t* proof_ = nullptr;             // in the host's memory: a copy of a prologue
   Stream stream_ = nullptr;               // for meeting: others may wait for peers

@@ -18,7 +18,8 @@ class Residency {
     return *all;
   }
 
-  // Half of what is left, so that later groups find some. 0: too few are left for any kernel.
+  // Takes half of the blocks that are left, so that later groups find some. Returns 0 where too few
+  // are left for any kernel.
   int claim(const Uuid& device, int multiprocessors) {
     const std::lock_guard lock(mutex_);
     int& taken = taken_[device];

@@ -19,7 +19,7 @@ void Decree::enter(uint64_t decided, bool voted, std::string extra, Clock::time_
   consider(now);
 }
 
-// ---- what it hears
+// ---- hearing
 
 void Decree::hear(int from, const Slip& slip, Clock::time_point now) {
   if (slip.epoch > slip_.epoch + 1) left_behind_ = !decision_;
@@ -118,7 +118,7 @@ void Decree::lead(Clock::time_point now) {
 }
 
 // The lowest member leads. When nothing has happened for a while, the next one does, and so on all
-// around: what one cannot decide another may, who knows of more deaths. On a slow network leaders
+// around: a member that knows of more deaths may decide more. On a slow network leaders
 // would hinder each other, so each round has more patience.
 bool Decree::is_my_turn(Clock::time_point now) const {
   const Members others = highest_ == 0 ? standing() & ~suspected_ : standing();
@@ -143,8 +143,8 @@ void Decree::begin_ballot(Clock::time_point now) {
   overtaken(slip_.ballot, now);
 }
 
-// Who has promised this ballot, so that there is something to propose? Who has accepted what was
-// proposed, so that it is decided? All that can be asked must have.
+// Counts members that have promised this ballot, and those that have accepted the proposal: with
+// enough of them, it proposes, or has decided. All members that can be asked must have done so.
 void Decree::count_votes() {
   const bool proposed = slip_.proposes;
   Members voters;

@@ -26,11 +26,11 @@ struct DecreeRules {
   bool majority = true;     // of all members that are not known to be dead, and the witness
   bool all_promise = true;  // those that promise hold all others for gone
   bool unanimous = true;    // those that accept hold all others for gone
-  bool mutual = true;       // nobody is known to be dead who holds this member for gone
-  bool certify = true;      // who certifies a death holds all for gone whom the dead one did
-  bool heed = true;         // nobody believes a certificate of one that holds it for gone
-  bool unbound = true;      // who leaves counts no more only if it has promised nothing
-  bool voted = true;        // a step counts when every member has voted for it
+  bool mutual = true;       // a member that holds this one for gone never counts as dead
+  bool certify = true;  // a member that certifies a death adopts whom the dead one held for gone
+  bool heed = true;     // nobody believes a certificate of one that holds it for gone
+  bool unbound = true;  // a member that leaves counts no more only if it has promised nothing
+  bool voted = true;    // a step counts when every member has voted for it
 };
 
 class Decree {

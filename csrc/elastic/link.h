@@ -85,7 +85,7 @@ class LocalLink final : public Link {
 //
 // Nothing that is seen from here proves that a process of another host has ended: a host that
 // refuses connections may have a firewall that does. So the other end is suspected at most. If it
-// is lost, this end goes on trying to reach it: what both suspect wrongly, they may yet agree on.
+// is lost, this end goes on trying to reach it: even if both suspect wrongly, they may yet agree.
 class RemoteLink final : public Link, private Receiver {
  public:
   RemoteLink(Wire& wire, uint64_t channel);

@@ -28,7 +28,7 @@ class Contest {
     if (at_ == tries() + 1) decided_ = decide();
     return decided_;
   }
-  bool tries_now() const { return at_ < tries(); }  // took() is to be told of this turn
+  bool tries_now() const { return at_ < tries(); }  // then call took() for this turn
   bool last_try() const { return at_ + 1 == tries(); }
   void took(int way, double cost) {
     double& best = costs_[static_cast<size_t>(way)];

@@ -37,25 +37,25 @@ class HostExecutor {
 
   enum class Status { kDone, kBlocked, kMismatch };
 
-  // The plan, and the memory behind the spans, must live until advance() returns kDone. `number`
-  // counts plans, the same on every rank. PREMUL_SUM's factor is multiplied in where the input is
-  // read: no plan reads there what it has written.
+  // Starts a plan. It must live until advance() returns kDone, and so must the memory behind the
+  // spans. `number` counts plans, the same on every rank. The input is multiplied by PREMUL_SUM's
+  // factor where it is read, because no plan reads its own output there.
   void start(std::shared_ptr<const Plan> plan, uint64_t number, const Reduction& reduction,
              Manner manner = {});
   Spans& input() { return input_; }
   Spans& output() { return output_; }
   Stamps& stamps() { return stamps_; }
 
-  // Runs until the end, an unmet wait, or a signal of another operation (a mismatch). Long ones
-  // return at a wait that is met, too. Throws SystemError when there is no memory for a peer on
-  // another host.
+  // Runs until the end, an unmet wait, or a signal of another operation (a mismatch). Long
+  // operations return at a wait that is met, too. Throws SystemError when there is no memory for a
+  // peer on another host.
   Status advance();
   // Tells whether advance() can move: it has not begun, or the awaited signal has come. Cheap
   // enough to spin on.
   bool ready() {
     return peer_ < 0 || transport_.arrived(peer_, lane_, half_) > taken(peer_, lane_);
   }
-  // Returns how long it took, after kDone if it was timed, without the wait for late ranks.
+  // Returns how long the plan took without the wait for late ranks, after kDone if it was timed.
   double seconds() const { return watch_.seconds(Clock::now()); }
   bool timed() const { return manner_.timed; }
   // Returns the peer concerned, after kBlocked or kMismatch.

@@ -22,7 +22,7 @@ class Stopwatch {
   void block(size_t step, Time now) {
     if (!blocked_ && (!meeting_ || step == *meeting_)) blocked_ = now;
   }
-  // Notes that it is met. Waits that follow it at once are for other ranks.
+  // Notes that the wait is met. Waits that follow it at once are for other ranks.
   void meet(size_t step, Time now) {
     if (blocked_) idle_ += now - *blocked_;
     blocked_.reset();

@@ -19,13 +19,14 @@ class Engine {
   virtual bool watched() const { return false; }
   // Tells whether progress() would move something. Asked before a sleep: all loads are seq_cst.
   virtual bool ready(Driver&) { return false; }
-  // Moves as much as it can; true when something moved. Lets the driver go before callbacks.
+  // Moves as much as it can. Returns true when something moved. Lets the driver go before
+  // callbacks.
   virtual bool progress(Driver& driver) = 0;
   // Looks at peers and deadlines, and fails the group where they say so: the slow path.
   virtual void check() = 0;
-  // Called before the group fails: operations that are over by now have ended well.
+  // Notes operations that are over, and so have ended well. Called before the group fails.
   virtual void note_progress() {}
-  // Called when the group has failed, and the peers know.
+  // Reacts to the failure of the group, once the peers know.
   virtual void fail(const std::exception_ptr&) {}
   // Ends all pending work after a failure, and calls back. No lock is held.
   virtual void end_failed() {}
@@ -51,7 +52,7 @@ class Engines {
   }
   // Visits the last one first: streams and messages, then collectives, whose driver sleeps.
   template <typename Visit>
-  void each(Visit&& visit) const {
+  void for_each(Visit&& visit) const {
     for (auto place = places_.rbegin(); place != places_.rend(); ++place) {
       if (Engine* const it = place->load(std::memory_order_seq_cst)) visit(*it);
     }
@@ -60,7 +61,7 @@ class Engines {
   template <typename Ask>
   int count(const Engine* except, Ask&& ask) const {
     int count = 0;
-    each([&](Engine& engine) { count += &engine != except && ask(engine) ? 1 : 0; });
+    for_each([&](Engine& engine) { count += &engine != except && ask(engine) ? 1 : 0; });
     return count;
   }
 

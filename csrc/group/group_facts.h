@@ -20,7 +20,7 @@ struct CommunicatorOptions {
   std::vector<int> global_ranks;  // its ranks in the whole job; empty: the same
   std::chrono::milliseconds timeout{std::chrono::minutes(30)};
   bool may_be_late = false;  // then the ranks meet for as long as the whole job's group waits
-  Rules algorithm;           // what they leave open the table says
+  Rules algorithm;           // the table decides where they leave it open
   GroupConfig config;        // its `algorithm` is the same as a text
   // Called now and then by a caller's thread that waits: its exception ends the wait (Ctrl-C).
   std::function<void()> interrupt;

@@ -26,12 +26,12 @@ std::exception_ptr GroupState::fail(const std::exception_ptr& error) {
     if (error_ || forked()) return error;
     error_ = lasting(error, rank());
   }
-  engines_.each([](Engine& engine) { engine.note_progress(); });
+  engines_.for_each([](Engine& engine) { engine.note_progress(); });
   marks_.fetch_or(kFailed);  // partner: failed()
   recorder().close(why);
   Process::get().tell_failure();
   transport().fail(why);  // rings this process's bell too
-  engines_.each([&](Engine& engine) { engine.fail(error); });
+  engines_.for_each([&](Engine& engine) { engine.fail(error); });
   return error;
 }
 
@@ -89,12 +89,12 @@ void GroupState::check_no_handler() const {
 
 void GroupState::check() {
   if (forked()) return;
-  engines_.each([](Engine& engine) { engine.check(); });
+  engines_.for_each([](Engine& engine) { engine.check(); });
 }
 
 void GroupState::end_failed() {
   if (!failed()) return;
-  engines_.each([](Engine& engine) { engine.end_failed(); });
+  engines_.for_each([](Engine& engine) { engine.end_failed(); });
 }
 
 }  // namespace ringcomm

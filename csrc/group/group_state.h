@@ -16,7 +16,7 @@ class GroupState : public GroupFacts {
 
   Engines& engines() { return engines_; }
   const Engines& engines() const { return engines_; }
-  // A worker must look at this group.
+  // Has a worker look at this group.
   std::function<void()> kick;
 
   bool failed() const { return (marks_.load() & (kFailed | kForked)) == kFailed; }
@@ -34,7 +34,7 @@ class GroupState : public GroupFacts {
   // `error`.
   std::exception_ptr fail(const std::exception_ptr& error);
   std::exception_ptr fail(const std::string& why);  // this rank's own
-  // Marks it as destroyed: true for the first call.
+  // Marks it as destroyed. Returns true for the first call.
   bool leave() { return (marks_.fetch_or(kLeft) & (kLeft | kForked)) == 0; }
   void fork();
   // Returns why it failed; empty while it works.

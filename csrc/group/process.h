@@ -25,7 +25,7 @@ class Process {
   int ranks_here() const { return ranks_here_.load(std::memory_order_relaxed); }
   void note_ranks_here(int ranks);
 
-  // From now on a byte goes to this pipe when a group fails.
+  // Has tell_failure(), which a failing group calls, write a byte to this pipe from now on.
   void tell_failures_to(int pipe) { failures_ = pipe; }
   void tell_failure() const;
 

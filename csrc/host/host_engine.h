@@ -11,14 +11,14 @@
 
 namespace ringcomm {
 
-// Makes a second operation that belongs together with the one that has just ended. After that one
-// it is asked again, and says false.
+// Makes a second operation that belongs together with the one that has just ended. It is asked
+// again after the second one, and then returns false.
 using Continuation = std::function<bool(Operation&)>;
 
-// Where the pieces of one operation come from, after the first.
+// Supplies the pieces of one operation, after the first.
 struct PieceSource {
   const std::atomic<uint32_t>* gate = nullptr;  // counts the pieces that may begin
-  std::function<bool(Operation&)> next;         // makes the next one; false: there is none
+  std::function<bool(Operation&)> next;         // makes the next piece; false: there is none
 };
 
 // A collective in the queue, with its continuation: nothing else of the queue comes between them.
@@ -49,8 +49,9 @@ class HostEngine final : public Engine {
   // Runs a collective on the caller's thread, which does the work and the waiting: no hand-over, no
   // wake-up. Returns false where others are first: then nothing has happened.
   bool run(const Operation& operation);
-  // Queues it. The memory lives until the task is done; `on_done` is called on the thread that ends
-  // it. Throws UsageError (nothing has happened), or why the group takes no calls.
+  // Queues a collective. The memory lives until the task is done; `on_done` is called on the thread
+  // that ends it. Throws UsageError (nothing has happened), or the reason why the group takes no
+  // calls.
   TaskPtr submit(Operation operation, decltype(Request::on_done) on_done = nullptr,
                  Continuation continuation = nullptr, PieceSource pieces = {});
 

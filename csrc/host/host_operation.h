@@ -13,14 +13,14 @@ class HostOperation {
  public:
   HostOperation(GroupState& state, const Geometry& geometry);
 
-  // Returns what begin() would choose for it. Any thread may ask. Throws UsageError.
+  // Returns the algorithm that begin() would choose. Any thread may ask. Throws UsageError.
   Algorithm algorithm_of(const Operation& operation) const {
     return algorithm_of(shape_of(operation));
   }
   // Begins the operation, or after end_piece() its next piece. Refuses a wrong operation before the
   // peers learn of it. `ticket`: the flight recorder's, if it has waited for its turn.
   void begin(const Operation& operation, std::optional<uint64_t> ticket = std::nullopt);
-  // Moves it on: true when it is done. Throws MismatchError.
+  // Moves the operation on. Returns true when it is done. Throws MismatchError.
   bool advance();
   // Call it after advance() was true. From then on nobody reads or writes the memory of this piece,
   // or of the whole.
@@ -40,7 +40,7 @@ class HostOperation {
   }
   Rank peer() const { return executor_.peer(); }  // the one that is waited for
   std::string text() const { return numbered(current_); }
-  // Throws if the operation cannot end well: because of a peer, a failure, or a given deadline.
+  // Throws if the operation cannot end well because of a peer, a failure, or a given deadline.
   void check(const Deadline* deadline);
 
  private:

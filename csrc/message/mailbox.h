@@ -46,7 +46,8 @@ class Mailbox {
   Mailbox(Transport& transport, Recorder& recorder);
 
   void post(const MessagePtr& message);
-  // Moves what can be moved, and completes what is complete. Returns true when anything moved.
+  // Moves messages as far as it can, and completes those that are whole. Returns true when anything
+  // moved.
   bool progress();
   // Tells whether progress() would move anything. It only loads.
   bool ready();
@@ -61,10 +62,10 @@ class Mailbox {
     return !is_used(rank) || has_room(peer(rank));
   }
   void fail_all(const std::exception_ptr& error);
-  // Ends the message with that error, and harms nothing else. False: a part of it has moved, and it
-  // is as it was. One that is done stays so.
+  // Ends the message with that error, and harms nothing else. Returns false if a part of it has
+  // moved; then it goes on. A message that is done stays so.
   bool withdraw(const Message& message, const std::exception_ptr& error);
-  // The first error a message completed with: the group has failed with it.
+  // Returns the first error a message completed with: the group has failed with it.
   std::exception_ptr error();
 
  private:
@@ -138,7 +139,8 @@ class Mailbox {
     if (!peer) peer = std::make_unique<Peer>();
     return *peer;
   }
-  // Has a message gone to that rank, or one come? Most ranks of a large group never exchange any.
+  // Tells whether a message has gone to that rank, or come. Most ranks of a large group never
+  // exchange any.
   bool is_used(Rank rank) RINGCOMM_REQUIRES(mutex_) {
     return peers_[static_cast<size_t>(rank)] || (!closed_ && transport_.stream_available(rank) > 0);
   }

@@ -75,9 +75,9 @@ void MessageEngine::check() {
   state_.end_failed();
 }
 
-// A peer that is gone, or has failed, sends nothing more. What it has sent still counts, also to a
-// collective that it has finished and this rank has not: that one ends well, and then the message
-// fails.
+// A peer that is gone, or has failed, sends nothing more. Bytes that it has sent still count, also
+// for a collective that it has finished and this rank has not: that one ends well, and then the
+// message fails.
 std::vector<bool> MessageEngine::gone_peers() {
   Transport& transport = state_.transport();
   std::vector<bool> gone(static_cast<size_t>(state_.size()));

@@ -15,9 +15,9 @@ class MessageEngine final : public Engine {
 
   // Starts a send or receive, whose timeout is given.
   void post(const MessagePtr& message);
-  // Does the same for one that was asked for earlier: meanwhile the group may have failed.
+  // Does the same for a message that was asked for earlier: meanwhile the group may have failed.
   void post_late(const MessagePtr& message);
-  // Ends a message for which nobody waits any more. The group goes on if nothing of it has moved.
+  // Ends a message whose wait was given up. The group goes on if nothing of it has moved.
   void give_up(const Message& message, const std::exception_ptr& error);
   void time_out(const Message& message, const Deadline& limit);
 

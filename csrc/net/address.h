@@ -19,9 +19,9 @@ class Address {
  public:
   Address() = default;
   explicit Address(const sockaddr* native);  // no address for other families
-  // "10.0.0.1:4000", "[fd00::1]:4000", "[fe80::1%eth0]:4000". Throws UsageError.
+  // Reads "10.0.0.1:4000", "[fd00::1]:4000" or "[fe80::1%eth0]:4000". Throws UsageError.
   static Address from_text(const std::string& text);
-  // "10.0.0.1", "fd00::1": without a port, and no name.
+  // Reads "10.0.0.1" or "fd00::1", without a port. Returns nothing for a name.
   static std::optional<Address> from_number(const std::string& text);
 
   std::string to_text() const { return text(true); }

@@ -6,7 +6,7 @@
 
 namespace ringcomm {
 
-// Three CRC32C (Castagnoli) of the thirds of the data, and one of the three: a single CRC waits
+// Returns the CRC32C (Castagnoli) of three CRCs, each of a third of the data: a single CRC waits
 // for itself, three at once keep the processor's unit busy.
 uint32_t checksum(const std::byte* data, size_t bytes);
 

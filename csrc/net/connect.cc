@@ -75,22 +75,22 @@ void Network::drop_late(const Entry& entry) {
   lock.lock();
   if (!entry.is_current()) return;
   Connection& link = *entry.link;
-  pollfd look{link.socket.get(), POLLIN | POLLOUT, 0};
-  if (link.patient || ::poll(&look, 1, 0) <= 0) return drop(link);
+  pollfd ready{link.socket.get(), POLLIN | POLLOUT, 0};
+  if (link.patient || ::poll(&ready, 1, 0) <= 0) return drop(link);
   link.patient = true;  // once
   lock.unlock();
-  take_events(entry, static_cast<uint32_t>(look.revents), true);
+  take_events(entry, static_cast<uint32_t>(ready.revents), true);
 }
 
 // The connections that are not up yet, the oldest first.
 std::vector<Network::Entry> Network::handshakes() {
-  std::vector<Entry> found;
+  std::vector<Entry> entries;
   const std::lock_guard lock(mutex_);
   for (const auto& [number, entry] : links_) {
-    if (!entry.established) found.push_back(entry);
+    if (!entry.established) entries.push_back(entry);
   }
-  std::ranges::sort(found, {}, [](const Entry& entry) { return entry.link->number; });
-  return found;
+  std::ranges::sort(entries, {}, [](const Entry& entry) { return entry.link->number; });
+  return entries;
 }
 
 // Anybody may say that it is some peer: of those who say so of one, the newest are kept.
@@ -199,7 +199,8 @@ bool Network::advance_handshake(Connection& link, Held& caller) {
   return true;
 }
 
-// Who said Hello, and may it connect? From here on that peer's lock guards the connection.
+// Finds out who said Hello, and whether it may connect. From here on that peer's lock guards the
+// connection.
 void Network::meet_caller(Connection& link, Held& caller) {
   const auto contact = peers_->contact_of(*link.handshake->caller());
   if (!contact) throw FlowError("a process of which we do not know");

@@ -1,7 +1,7 @@
-// How many flows carry what a process has for a peer: one more while it brings more, fewer when
-// not. A trial of one more, or one less, is compared with the usual number before and after it: a
-// path that changes meanwhile shows in both. Only time counts in which there always was more to
-// send. After a trial that changed nothing the next one waits, longer each time.
+// Chooses how many flows carry the bytes for a peer: one more while that brings more, fewer when it
+// does not. A trial of one more, or one less, is compared with the usual number before and after
+// it: a path that changes meanwhile shows in both. Only time counts in which there always was more
+// to send. After a trial that changed nothing the next one waits, longer each time.
 #pragma once
 
 #include <algorithm>
@@ -14,11 +14,11 @@ namespace ringcomm {
 
 class FlowCount {
  public:
-  static constexpr double kGain = 1.05;  // of the speed: less than that is no reason for a flow
+  static constexpr double kGain = 1.05;  // a flow must make the sum so much faster
   static constexpr double kFast = 1e9;   // bytes a second; on a near path, processors set them
   static constexpr size_t kWindows = 5;  // the median of so many measurements counts
   static constexpr int kRampUp = 2;      // windows that pass before, while flows get their pace
-  static constexpr int kRoundTrips = 4;  // of a window, and at least
+  static constexpr int kRoundTrips = 4;  // a window takes at least so many, and
   static constexpr Clock::duration kShortest = std::chrono::milliseconds(100);
   static constexpr Clock::duration kNear = std::chrono::milliseconds(1);  // round trip
   static constexpr Clock::duration kPause = std::chrono::seconds(2);
@@ -27,8 +27,9 @@ class FlowCount {
   explicit FlowCount(int most) : most_(most) {}
   int count() const { return count_; }
 
-  // Since the last look so many bytes arrived. `full`: there is more to send than flows take now.
-  void look(Clock::time_point now, uint64_t arrived, bool full, Clock::duration round_trip) {
+  // Notes that so many bytes arrived since the last call. `full`: there is more to send than flows
+  // take now.
+  void sample(Clock::time_point now, uint64_t arrived, bool full, Clock::duration round_trip) {
     const auto since = now - std::exchange(at_, now);
     if (!std::exchange(full_, full) || !full) return;
     bytes_ += arrived;
@@ -74,7 +75,7 @@ class FlowCount {
   bool upward_ = true, full_ = false;
   double before_ = 0, tried_ = 0;  // bytes a second, before the trial and in it; 0: not yet
   std::array<double, kWindows> rates_{};
-  uint64_t bytes_ = 0;  // of the window, and its time so far
+  uint64_t bytes_ = 0;  // in the window so far, as its time
   Clock::duration time_{}, pause_ = kPause;
   Clock::time_point at_, next_;
 };

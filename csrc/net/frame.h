@@ -24,12 +24,12 @@ enum class FrameType : uint8_t {
   kPut = 1,  // payload lands at `offset` of the channel's memory; may carry a signal
   kStream,   // the same, in the byte stream of send/recv: `stamp` is its new end
   kCredit,   // the stream has been read up to `stamp`
-  kState,    // what the sender says of itself
+  kState,    // the sender's words about itself
   // These have no sequence number: they are about the session, or a flow of it.
   kAck,       // payload: nothing, or which of the next kFrameWindow frames have come
   kPing,      // asks for nothing; tells that the process lives
   kFlowDown,  // flow `offset` of generation `stamp` is gone: close yours
-  kFenced,    // it is closed here, this is what came: `ack`, and payload as kAck
+  kFenced,    // it is closed here, and `ack` and payload (as kAck's) say which frames came
   kPark,      // `stamp` 0: may the connections go, until one of us has something to say? 1: yes
 };
 
@@ -48,7 +48,7 @@ struct Frame {
   uint32_t bytes = 0;  // of payload
   uint32_t payload_crc = 0;
   uint32_t padding = 0;
-  uint32_t crc = 0;  // of all before
+  uint32_t crc = 0;  // of the fields before it
 };
 static_assert(sizeof(Frame) == 64);
 

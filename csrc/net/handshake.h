@@ -57,12 +57,12 @@ class Party {
 
 class Handshake {
  public:
-  // Connecting for a flow of `party`.
+  // Connects for a flow of `party`.
   Handshake(const ProcessId& self, const ProcessId& peer, int flow, Party& party);
-  // Accepting: `party` is found once the Hello is there.
+  // Accepts: with() names the party once the Hello is there.
   explicit Handshake(const ProcessId& self) : self_(self) {}
 
-  // How many bytes are wanted next, at most kMostBytes.
+  // Returns how many bytes are wanted next, at most kMostBytes.
   size_t wanted() const;
   static constexpr size_t kMostBytes = 256;
   // Takes the peer's next message, whole. Afterwards there may be bytes to send.

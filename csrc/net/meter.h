@@ -1,4 +1,4 @@
-// Measures the speed of a connection, by looking at it now and then.
+// Measures the speed of a connection by samples that are taken now and then.
 #pragma once
 
 #include <cstdint>
@@ -11,8 +11,9 @@ namespace ringcomm {
 // they only show how much there was.
 class Meter {
  public:
-  // `arrived`: bytes since the connection began. `full`: it could not take all there was.
-  void look(Clock::time_point now, uint64_t arrived, bool full) {
+  // Takes a sample. `arrived`: bytes since the connection began. `full`: it could not take all
+  // there was.
+  void sample(Clock::time_point now, uint64_t arrived, bool full) {
     if (full && full_) {
       bytes_ += arrived - arrived_;
       time_ += now - at_;
@@ -41,9 +42,9 @@ class Meter {
   static constexpr Clock::duration kMemory = std::chrono::milliseconds(400);
   // A connection that looks slow is used less, and so is hardly measured. It may have become
   // faster.
-  static constexpr double kHope = 0.25;  // of what was measured, a second; twice as fast at most
+  static constexpr double kHope = 0.25;  // faster by so much a second; twice as fast at most
   uint64_t bytes_ = 0, arrived_ = 0;
-  Clock::duration time_{}, age_{};  // of what was measured, and since then
+  Clock::duration time_{}, age_{};  // measured, and passed since then
   Clock::time_point at_;
   bool full_ = false;
 };

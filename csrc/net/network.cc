@@ -121,11 +121,11 @@ void Network::forked() {
 bool Network::progress() { return handle_events(false); }
 
 void Network::rouse() {
-  const uint64_t one = 1;
-  if (::write(wake_.get(), &one, sizeof one) < 0) std::terminate();
+  const uint64_t increment = 1;
+  if (::write(wake_.get(), &increment, sizeof increment) < 0) std::terminate();
 }
 
-// Waits for wake_, and for the sockets unless another thread looks after them. What was written to
+// Waits for wake_, and for the sockets unless another thread looks after them. A word written to
 // wake_ before the wait ends it as well, so no word of end_driving(), wake() or alarm() is missed.
 void Network::run() {
   while (!stop_) {
@@ -133,11 +133,11 @@ void Network::run() {
     const bool driven = driving_.load(std::memory_order_seq_cst) > 0;
     if (!driven) standing_back_.store(false, std::memory_order_relaxed);
     try {
-      std::array<pollfd, 2> look = {{{wake_.get(), POLLIN, 0}, {epoll_.get(), POLLIN, 0}}};
-      ::poll(look.data(), driven ? 1 : 2, interval_ms(driven));
+      std::array<pollfd, 2> polled = {{{wake_.get(), POLLIN, 0}, {epoll_.get(), POLLIN, 0}}};
+      ::poll(polled.data(), driven ? 1 : 2, interval_ms(driven));
       standing_back_.store(false, std::memory_order_relaxed);
       uint64_t rings = 0;
-      if (look[0].revents != 0 && ::read(wake_.get(), &rings, sizeof rings) < 0) continue;
+      if (polled[0].revents != 0 && ::read(wake_.get(), &rings, sizeof rings) < 0) continue;
       handle_events(!driven);  // a driver may be in a callback
       if (alarm_.exchange(false, std::memory_order_seq_cst)) options_.alarmed();
     } catch (const std::exception& error) {
@@ -146,7 +146,7 @@ void Network::run() {
   }
 }
 
-// This process is out of memory, say. What was left undone is done at a later tick, or when the
+// This process is out of memory, say. Its unfinished work is done at a later tick, or when the
 // connection is made anew.
 void Network::survive(const std::exception& error) {
   if (survived_.exchange(true)) return;
@@ -182,8 +182,8 @@ bool Network::handle_events(bool patient) {
 
 Network::Entry Network::entry_of(uint64_t number) {
   const std::lock_guard lock(mutex_);
-  const auto found = links_.find(number);
-  return found == links_.end() ? Entry() : found->second;
+  const auto link = links_.find(number);
+  return link == links_.end() ? Entry() : link->second;
 }
 
 Network::Lock Network::lock_of(const Entry& entry) {
@@ -294,7 +294,7 @@ bool Network::read_from(Connection& link) {
     }
     wait_for_more(link);
   } catch (const ChangedError&) {
-    peer.tell_changed();
+    peer.log_changed_bytes();
     drop(link);
   } catch (const FlowError&) {
     drop(link);
@@ -316,7 +316,7 @@ void Network::wait_for_more(Connection& link) {
 }
 
 void Network::write_to(Connection& link) {
-  if (link.established) link.peer->tell_paces(Clock::now());
+  if (link.established) link.peer->update_paces(Clock::now());
   while (true) {
     std::array<iovec, 32> parts;
     size_t count = 0;

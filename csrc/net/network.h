@@ -56,7 +56,7 @@ struct NetworkOptions : ProcessConfig {
   // Beyond so many, the connections to peers with which this process has nothing under way are
   // parked, those first that were used least recently.
   size_t most_connections = 64;
-  uint64_t tls_records = TlsSettings::kMostRecords;  // of one connection, see there
+  uint64_t tls_records = TlsSettings::kMostRecords;  // that one connection seals at most
 };
 
 // Each peer has a lock, for its session and its connections. So several threads send, read and add
@@ -84,15 +84,16 @@ class Network {
   struct Counts {
     size_t peers = 0, awake = 0, resting = 0, sockets = 0;
   };
-  Counts counts();  // what there is now, for people
+  Counts counts();  // the present ones, for people
 
-  // Reads and writes sockets without waiting. True when something arrived. Any thread.
+  // Reads and writes sockets without waiting. Returns true when something arrived. Any thread may
+  // call it.
   bool progress();
   int descriptor() const { return epoll_.get(); }  // readable: progress() has something to do
-  // Between these two, the calling thread calls progress() often, and the network thread stands
-  // back.
+  // Has the network thread stand back between these two, because the calling thread calls
+  // progress() often.
   void begin_driving() { driving_.fetch_add(1, std::memory_order_seq_cst); }
-  // `rest`: this thread sleeps now, and the network thread is to wake it.
+  // Ends it. `rest`: this thread sleeps now, and the network thread is to wake it.
   void end_driving(bool rest) {
     const bool last = driving_.fetch_sub(1, std::memory_order_seq_cst) == 1;
     if (last && (rest || blocked_.load(std::memory_order_seq_cst) > 0) &&
@@ -102,7 +103,7 @@ class Network {
   }
   void before_fork() { mutex_.lock(); }
   void after_fork() { mutex_.unlock(); }
-  // For a forked child: closes the sockets. Nothing else of this may be used there.
+  // Closes the sockets in a forked child. Nothing else of this may be used there.
   void forked();
 
  private:
@@ -110,7 +111,7 @@ class Network {
   class Peers;
   struct Connection;
   using Lock = std::unique_lock<std::mutex>;
-  struct Entry {  // of a connection
+  struct Entry {  // a connection with its peer
     std::shared_ptr<Connection> link;
     std::shared_ptr<Peer> peer;  // whose lock guards it; null: strangers_ does
     bool established = false;
@@ -179,7 +180,7 @@ class Network {
   std::atomic<int> lacking_{0};        // errno of the last socket not to be had; partner: lacking()
   std::atomic<bool> survived_{false};  // an error, and people were told
   std::atomic<size_t> most_connections_;  // partner: park()
-  std::atomic<int> crowd_{0};             // peers that are awake; partner: Peer::tell_news()
+  std::atomic<int> crowd_{0};             // peers that are awake; partner: Peer::send_news()
   std::atomic<int> driving_{0};           // partner: standing_back_
   std::atomic<int> blocked_{0};           // connections that could not take all there was
   std::thread thread_;

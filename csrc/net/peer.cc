@@ -99,7 +99,7 @@ Cursor Network::Peer::fence(int flow) {
 
 // A channel that is not open yet may be a group's whose directory knows the receiver.
 Receiver* Network::Peer::receiver_of(uint64_t channel) {
-  if (const auto found = channels_.find(channel); found != channels_.end()) return found->second;
+  if (const auto known = channels_.find(channel); known != channels_.end()) return known->second;
   Receiver* const receiver = network_.peers_->receiver(channel, *this);
   if (receiver != nullptr) take_from(channel, receiver);
   return receiver;
@@ -177,13 +177,13 @@ void Network::Peer::write_all() {
 }
 
 // With several flows, tells the session how fast each one is and how much it has to do.
-void Network::Peer::tell_paces(Clock::time_point now) {
+void Network::Peer::update_paces(Clock::time_point now) {
   if (session.used() == 1 || now - told_paces_ < kPaceEvery) return;
   told_paces_ = now;
   for (Connection* link : links) {
     if (link == nullptr) continue;
     const tcp_info info = info_of(link->socket);
-    link->meter.look(now, info.tcpi_bytes_acked, link->watched_for_writing);
+    link->meter.sample(now, info.tcpi_bytes_acked, link->watched_for_writing);
     const uint64_t under_way = uint64_t{info.tcpi_unacked} * info.tcpi_snd_mss;
     session.pace(link->flow, {link->meter.bytes_per_second(), under_way + info.tcpi_notsent_bytes});
   }
@@ -203,7 +203,7 @@ void Network::Peer::count_flows(Clock::time_point now) {
     full = full || link->watched_for_writing || info.tcpi_notsent_bytes > 0;
     round_trip = std::min(round_trip, std::chrono::microseconds(info.tcpi_min_rtt));
   }
-  count_.look(now, arrived, full, round_trip);
+  count_.sample(now, arrived, full, round_trip);
   if (count_.count() == session.used()) return;
   session.use(count_.count());
   for (Connection* link : links) {
@@ -212,7 +212,7 @@ void Network::Peer::count_flows(Clock::time_point now) {
 }
 
 // Nothing is lost, but people should know.
-void Network::Peer::tell_changed() {
+void Network::Peer::log_changed_bytes() {
   if (std::exchange(told_changed_, true)) return;
   Logger(network_.options_.log, "")
       .warning("bytes from ", where(),
@@ -242,9 +242,9 @@ void Network::Peer::tick(Clock::time_point now, Clock::duration stalled) {
     if (link != nullptr && link->is_worn()) network_.drop(*link);
   }
   const bool up = std::ranges::any_of(links, [](auto* link) { return link; });
-  if (up) tell_news(now);
+  if (up) send_news(now);
   count_flows(now);
-  tell_paces(now);
+  update_paces(now);
   for (Connection*& link : links) {
     if (link != nullptr && !link->watched_for_writing && session.has_output(link->flow)) {
       network_.write_to(*link);
@@ -281,7 +281,7 @@ void Network::Peer::tick(Clock::time_point now, Clock::duration stalled) {
 }
 
 // Sends our state, so that a rank that waits for us can say what we do.
-void Network::Peer::tell_news(Clock::time_point now) {
+void Network::Peer::send_news(Clock::time_point now) {
   // Few of many peers wait for us: all together are not told more often than a few would be.
   if (now - told_news_ < kNewsEvery * (1 + network_.crowd_ / kFewPeers)) return;
   told_news_ = now;

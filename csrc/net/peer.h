@@ -25,16 +25,16 @@ struct Network::Connection {
   int address = -1;          // which of the peer's; -1: it connected to us
   bool patient = false;      // it was looked at once more before it is dropped
   bool turned_away = false;  // it comes to us itself, see check_turn()
-  int patience = 1;          // of our attempt: each one waits twice as long as the one before
+  int patience = 1;          // each of our attempts waits twice as long as the one before
   bool homeward = false;     // replaces one that is up at another address than the flow's own
   std::unique_ptr<Tls> tls;
   std::optional<Handshake> handshake;
-  std::vector<std::byte> in, out;  // of the handshake
+  std::vector<std::byte> in, out;  // the handshake's
   Clock::time_point began;
   Meter meter;
   uint64_t arrived = 0;  // bytes, when they were counted last
 
-  // As readv(2) and sendmsg(2); with TLS, of fewer bytes, and they throw FlowError.
+  // Work as readv(2) and sendmsg(2) do; with TLS they take fewer bytes, and throw FlowError.
   ssize_t receive(std::span<const iovec> parts);
   ssize_t send(std::span<iovec> parts);
   bool is_worn() const { return tls && tls->is_worn(); }
@@ -106,13 +106,13 @@ class Network::Peer final : public Wire,
   void wake();          // there will be something to do at each tick
   bool may_sleep() const { return (lost_ || !wanted()) && sockets.empty(); }
   void sleep() { life_ = Life::kAsleep; }
-  // Is in no table from now on: meet() makes another peer.
+  // Notes that no table has it any more: meet() makes another peer.
   void forget() { life_ = Life::kForgotten; }
   bool is_forgotten() const { return life_ == Life::kForgotten; }
   bool restless() const;         // it has to be looked at often
   void keep() { kept_ = true; }  // as long as the network lives
   bool is_held() const { return kept_ || !channels_.empty(); }
-  // This process has something to do with it, or it has proved who it is.
+  // Tells whether this process has something to do with it, or it has proved who it is.
   bool is_known() const { return is_held() || session.last_heard() != Clock::time_point{}; }
 
   // ---- parking; under the lock
@@ -138,9 +138,9 @@ class Network::Peer final : public Wire,
   }
   bool handshaking(int flow) const;
   void write_all();
-  void tell_paces(Clock::time_point now);
+  void update_paces(Clock::time_point now);
   void count_flows(Clock::time_point now);
-  void tell_changed();
+  void log_changed_bytes();
 
   std::mutex mutex;  // guards what follows, and the connections
   Session session;
@@ -166,7 +166,7 @@ class Network::Peer final : public Wire,
   bool kept_ = false, needed_ = false, died_ = false, told_changed_ = false;
   std::vector<Attempts> attempts_;
   FlowCount count_{kAutoFlows};
-  void tell_news(Clock::time_point now);
+  void send_news(Clock::time_point now);
   Clock::time_point told_news_, told_paces_, used_at_, asked_at_;
   Clock::time_point wanted_since_, refused_since_, gave_up_at_;
   std::atomic<bool> lost_{false};

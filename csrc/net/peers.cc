@@ -36,8 +36,8 @@ std::shared_ptr<Network::Peer> Network::Peers::make(const Contact& contact) {
 std::optional<Contact> Network::Peers::contact_of(const ProcessId& id) {
   {
     const std::lock_guard lock(mutex_);
-    if (const auto found = peers_.find(id); found != peers_.end()) return found->second->contact;
-    if (const auto found = resting_.find(id); found != resting_.end()) return found->second.contact;
+    if (const auto peer = peers_.find(id); peer != peers_.end()) return peer->second->contact;
+    if (const auto rest = resting_.find(id); rest != resting_.end()) return rest->second.contact;
   }
   const std::lock_guard lock(directories_mutex_);
   for (const auto& [channel, directory] : directories_) {

@@ -20,7 +20,7 @@ class Network::Peers {
   void wake(const std::shared_ptr<Peer>& peer);
   // Lets a peer be that has nothing to do, and forgets it where nobody needs it. Under its lock.
   void let_sleep(Peer& peer);
-  // Asks those to park that have more than `most` connections together, and those of no group.
+  // Asks peers to park: those beyond the first `most` connections, and those of no group.
   void park(Clock::time_point now, size_t most);
   Counts counts();  // without the sockets
 

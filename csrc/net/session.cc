@@ -440,7 +440,7 @@ void Session::answer(int index, const Frame& frame, bool with_cursor) {
   write_control(index, frame, with_cursor);
 }
 
-// The peer has nothing under way. Who asked closes, once the other one has agreed.
+// The peer has nothing under way. The one that asked closes, once the other one has agreed.
 void Session::park(int index, bool asked) {
   if ((rules_.rest && !at_rest()) || !receiver_.idle()) return;
   if (asked) answer(index, {.type = FrameType::kPark, .stamp = 1}, false);

@@ -40,7 +40,7 @@ class Receiver {
   // Gives memory to the payload of a put or stream frame; null where the channel is not known (any
   // more): then it is dropped. Throws FlowError when the peer may not write there.
   virtual std::byte* place(const Frame& frame) = 0;
-  // Called once for each frame, in the order of posting. `payload` is given for kState only.
+  // Takes each frame once, in the order of posting. `payload` is given for kState only.
   virtual void deliver(const Frame& frame, std::span<const std::byte> payload) = 0;
   // Returns the payload of a kState frame, if the peer has not heard the latest. Asked now and
   // then.
@@ -80,7 +80,8 @@ class Session {
           const SessionNumbers& numbers = {});
 
   // ---- frames
-  // `frame` names type, channel, offset, stamp, lane and half, and the bytes of lent memory.
+  // Posts a frame, which names type, channel, offset, stamp, lane and half, and the bytes of lent
+  // memory.
   void post(const Frame& frame, Payload payload = {});
   // Ends the channel's loans: afterwards the lender may change its memory again.
   void reclaim_lent(uint64_t channel);
@@ -97,19 +98,19 @@ class Session {
   // Has so many of them carry new frames, the first ones. Others are idle while one of these is up.
   void use(int count) { used_ = count; }
   int used() const { return used_; }
-  // Tells whether this flow is to be connected while it is down: it is used, or frames wait to hear
-  // what came over it.
+  // Tells whether this flow is to be connected while it is down: it is used, or frames wait for
+  // word of which came over it.
   bool needs(int flow) const { return flow < used_ || !at(flow).fenced; }
   uint64_t generation(int flow) const { return std::max(at(flow).generation, before_); }
   // Notes that it has gone, or is to be replaced: bytes half-read are forgotten, its frames wait
   // for the peer's cursor. Its socket is closed before this.
   void down(int flow);
-  // Begins a new connection. `theirs` was taken by the peer after it had called down(). False: the
-  // peer has given this very connection up already.
+  // Begins a new connection. `theirs` was taken by the peer after it had called down(). Returns
+  // false if the peer has given this very connection up already.
   bool up(int flow, uint64_t generation, const Cursor& theirs, Clock::time_point now);
   Cursor cursor() const;
-  // Names flows that are closed here (as by down()), because the peer says so or nothing has been
-  // heard for long. The caller closes their sockets.
+  // Names flows that are closed here (as by down()), because the peer says so or was silent for
+  // long. The caller closes their sockets.
   std::vector<int> take_closed() { return std::exchange(closed_, {}); }
 
   // ---- parking: both close their connections, and connect when one has something to say. That is
@@ -135,8 +136,8 @@ class Session {
   size_t expected(int flow) const;
   void read(int flow, std::span<const std::byte> bytes, Clock::time_point now);
 
-  // Called now and then. `stalled`: how long this process itself did not run. A peer is not blamed
-  // for that silence.
+  // Tells the time; call it now and then. `stalled`: how long this process itself did not run. A
+  // peer is not blamed for that silence.
   void tick(Clock::time_point now, Clock::duration stalled);
   Clock::time_point last_heard() const { return last_heard_; }
   Clock::duration silence() const { return rules_.silence; }

@@ -28,7 +28,7 @@ class TlsSettings {
   // Throws UsageError where a certificate, a key or an authority cannot be used.
   explicit TlsSettings(const ProcessConfig& config, uint64_t most_records = kMostRecords);
 
-  // "off", "by-secret" or "by-certificate": the same on all ranks.
+  // Returns "off", "by-secret" or "by-certificate": the same on all ranks.
   const std::string& way() const { return way_; }
   bool on() const { return context_ != nullptr; }
   bool has_certificate() const { return certified_; }
@@ -53,9 +53,9 @@ class Tls {
 
   Tls(const TlsSettings& settings, const Fd& socket, bool accepting);
 
-  // As read(2) and write(2): -1 and EAGAIN when the socket must be waited for. They take one record
-  // at most. They throw FlowError; StrangerError where the other end could not prove who it is.
-  // After EAGAIN, the next call of write() has to begin with the same bytes, from wherever.
+  // Work as read(2) and write(2) do: -1 and EAGAIN when the socket must be waited for. They take
+  // one record at most. They throw FlowError; StrangerError where the other end could not prove who
+  // it is. After EAGAIN, the next call of write() has to begin with the same bytes, from wherever.
   ssize_t read(std::span<std::byte> to);
   ssize_t write(std::span<const iovec> parts);
   bool has_more() const;       // bytes that came already, of which no event will tell

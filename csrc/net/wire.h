@@ -18,7 +18,7 @@ class Wire {
   // close() copies what the peer does not have yet: the channel's memory is free afterwards.
   virtual void open(uint64_t channel, Receiver* receiver) = 0;
   virtual void close(uint64_t channel) = 0;
-  // See Session.
+  // Post and reclaim as Session does.
   virtual void post(const Frame& frame, Payload payload) = 0;
   virtual void reclaim_lent(uint64_t channel) = 0;
   // Starts sending the posted frames.

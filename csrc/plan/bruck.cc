@@ -10,9 +10,9 @@
 // its shards 0 and on, with all that has arrived for them. An all-gather takes the same way back.
 //
 // A pass takes so much of every shard that a round's message fits into half an inbox, where it
-// stays: what arrives is added up from the inboxes. There are no credits. Who has ended a pass has
-// heard of every rank's, and that began when the rank had read all messages of the pass before. So
-// passes take turns with the two halves, and so do the two ways of an all-reduce.
+// stays: messages are added up from the inboxes. There are no credits. A rank that has ended a
+// pass has heard of every rank's, and that began when the rank had read all messages of the pass
+// before. So passes take turns with the two halves, and so do the two ways of an all-reduce.
 #include <bit>
 
 #include "plan/builder.h"

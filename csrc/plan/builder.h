@@ -54,7 +54,7 @@ class PlanBuilder {
   size_t steps() const { return plan_.steps.size(); }  // so far
   Rank peer(int steps) const { return shape_.after(rank_, steps); }
 
-  // With an extent of the plan: `offset` bytes into it.
+  // Names `offset` bytes into the caller's memory, or into an extent of the plan.
   Ref input(uint64_t offset, uint16_t extent = 0) { return user(Space::kInput, offset, extent); }
   Ref output(uint64_t offset, uint16_t extent = 0) { return user(Space::kOutput, offset, extent); }
   Ref window(Rank owner, uint64_t offset) const {
@@ -65,23 +65,23 @@ class PlanBuilder {
   }
   Ref line(Rank owner, Rank from) const { return ref(Space::kLine, owner, from, 0); }
 
-  // The slot of turn `number`, where the first slot is `first`.
+  // Returns the slot of turn `number`, where the first slot is `first`.
   Ref in_turn(Ref first, const Turns& turns, uint64_t number) {
     const uint64_t slots = turns.slots, slot = number % slots;
     if (passes_ == 1 && rounds_ == 1) {
       first.offset += slot * turns.bytes;
       return first;
     }
-    const auto each = [&](uint64_t wanted, uint64_t times) {
+    const auto slots_per = [&](uint64_t wanted, uint64_t times) {
       return static_cast<uint16_t>(times > 1 ? wanted % slots : 0);
     };
     first.motion =
         plan_.motion({turns.bytes, static_cast<uint16_t>(slots), static_cast<uint16_t>(slot),
-                      each(turns.pass, passes_), each(turns.round, rounds_)});
+                      slots_per(turns.pass, passes_), slots_per(turns.round, rounds_)});
     return first;
   }
 
-  // Extents 1 and so on, in the order in which rounds go through them.
+  // Sets extents 1 and so on, in the order in which rounds go through them.
   void extents(const std::vector<Extent>& in_order) { plan_.extents = in_order; }
 
   void copy(Ref dst, Ref src, Stretch stretch) { move(Verb::kCopy, {dst}, {src}, stretch, false); }
@@ -94,7 +94,7 @@ class PlanBuilder {
   void signal(Rank to, Lane lane = kData) { synchronize(Verb::kSignal, to, lane); }
   void wait(Rank from, Lane lane = kData) { synchronize(Verb::kWait, from, lane); }
 
-  // They begin at the next rank, so that not all ranks turn to rank 0 first.
+  // Begin at the next rank, so that not all ranks turn to rank 0 first.
   void signal_all(Lane lane = kData) {
     for (int i = 1; i < shape_.size; ++i) signal(peer(i), lane);
   }
@@ -106,7 +106,8 @@ class PlanBuilder {
     const uint64_t slot = shape_.slot_bytes(), messages = Segments{bytes, slot}.count();
     return {from, to, messages, slot, messages == 1 && bytes <= shape_.geometry.line_bytes};
   }
-  // The writer's side of a feed: acquire, write the slot, signal(to).
+  // Waits for the credit of a message. The writer's side of a feed: acquire, write the slot,
+  // signal(to).
   void acquire(const Feed& feed, uint64_t message) {
     if (feed.credits && message >= slots()) wait(feed.to, kCredit);
   }
@@ -119,7 +120,7 @@ class PlanBuilder {
     copy(slot(feed, message), src, stretch);
     signal(feed.to);
   }
-  // The reader's side: wait(from), read the slot, release.
+  // Returns the credit. The reader's side: wait(from), read the slot, release.
   void release(const Feed& feed, uint64_t message) {
     if (feed.credits && message + slots() < feed.messages) signal(feed.from, kCredit);
   }

@@ -27,9 +27,9 @@ std::shared_ptr<const Plan> PlanCache::get(const Shape& shape, Algorithm algorit
     const Entry& last = entries_.front();
     if (key == Key{&last.shape, last.algorithm}) return last.plan;
   }
-  if (const auto found = index_.find(key); found != index_.end()) {
-    entries_.splice(entries_.begin(), entries_, found->second);
-    return found->second->plan;
+  if (const auto hit = index_.find(key); hit != index_.end()) {
+    entries_.splice(entries_.begin(), entries_, hit->second);
+    return hit->second->plan;
   }
   auto plan = std::make_shared<const Plan>(make_plan(shape, rank_, algorithm));
   const uint64_t bytes = plan->memory_bytes() + sizeof(Entry) + heap_bytes(shape);

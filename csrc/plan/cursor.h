@@ -22,7 +22,7 @@ class PlanCursor {
     if (++step_ == end_) turn();
   }
 
-  // The bytes that the step moves: 0 where nothing is left of its extent.
+  // Returns the bytes that the step moves: 0 where nothing is left of its extent.
   uint64_t bytes() const {
     if (step_->extent == 0) return step_->bytes;
     const uint64_t end = extent(step_->extent).bytes, at = step_->at + moved(step_->motion);

@@ -11,7 +11,7 @@ namespace {
 struct Exchange {
   Feed out;
   Feed in;
-  bool mirrored;  // both are the same rank: what it sends says what it has consumed
+  bool mirrored;  // both are the same rank, whose messages say how much it has consumed
   uint64_t slots;
 
   // Message m is taken when m + lag has been sent: half the slots are under way. A mirrored peer's
@@ -45,9 +45,9 @@ struct Exchange {
 Plan pairwise_all_to_all(const Shape& shape, Rank rank) {
   PlanBuilder plan(shape, Algorithm::kPairwise, rank);
   const bool alike = shape.collective == Collective::kAllGather;  // all get the same of me
-  const auto begins = [&](const std::vector<uint64_t>& parts, bool one) {
+  const auto begins = [&](const std::vector<uint64_t>& parts, bool same) {
     std::vector<uint64_t> at(parts.size(), 0);
-    if (!one) std::exclusive_scan(parts.begin(), parts.end(), at.begin(), uint64_t{0});
+    if (!same) std::exclusive_scan(parts.begin(), parts.end(), at.begin(), uint64_t{0});
     return [at = std::move(at)](Rank r) { return at[static_cast<size_t>(r)]; };
   };
   const auto offset_to = begins(shape.send, alike), offset_from = begins(shape.recv, false);

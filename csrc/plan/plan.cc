@@ -78,9 +78,9 @@ std::optional<Collective> collective_called(const std::string& name) {
 }
 
 Algorithm algorithm_called(const std::string& name) {
-  const auto found = std::ranges::find(kAlgorithmNames, name);
-  const auto algorithm = static_cast<Algorithm>(found - kAlgorithmNames.begin());
-  if (found != kAlgorithmNames.end() && algorithm != kByGraph) return algorithm;
+  const auto place = std::ranges::find(kAlgorithmNames, name);
+  const auto algorithm = static_cast<Algorithm>(place - kAlgorithmNames.begin());
+  if (place != kAlgorithmNames.end() && algorithm != kByGraph) return algorithm;
   if (const auto registered = registered_called(name)) return *registered;
   const std::span known(kAlgorithmNames.data(), kAlgorithms);  // kernels are for devices alone
   throw UsageError(str("there is no algorithm '", name, "': use one of ", joined(known)));

@@ -66,7 +66,7 @@ inline constexpr int kNamed = kAlgorithms + 7;
 inline bool is_kernel(Algorithm algorithm) {
   return algorithm >= kHandOver && static_cast<int>(algorithm) < kNamed;
 }
-// All kNamed of them, by number.
+// Returns all kNamed names, by number.
 std::span<const char* const> algorithm_names();
 bool kernel_serves(Algorithm kernel, Collective collective);
 
@@ -125,7 +125,7 @@ struct Step {
   uint32_t first_ref = 0;
   uint16_t extent = 0;  // copy, reduce: of the bytes, those before its end are moved
   uint8_t motion = 0;   // of `at`
-  uint64_t bytes = 0;   // copy, reduce: of each operand
+  uint64_t bytes = 0;   // copy, reduce: each operand's
   uint64_t at = 0;      // where in the extent they begin
   bool operator==(const Step&) const = default;
 };
@@ -149,7 +149,7 @@ struct Plan {
   Algorithm algorithm;
   int size;
   Rank rank;
-  uint64_t code = 0;  // of one that the program registered: a hash of what all ranks run
+  uint64_t code = 0;  // if the program registered it: a hash of all ranks' scripts
   std::vector<Loop> loops;
   std::vector<Block> blocks;
   std::vector<Step> steps;
@@ -161,7 +161,7 @@ struct Plan {
   uint16_t extent(const Extent& extent);
   auto tables() { return std::tie(loops, blocks, steps, refs, motions, extents); }
   auto tables() const { return std::tie(loops, blocks, steps, refs, motions, extents); }
-  uint64_t memory_bytes() const;  // what a cache pays for it
+  uint64_t memory_bytes() const;  // its price in a cache
   bool operator==(const Plan&) const = default;
 };
 

@@ -29,15 +29,15 @@ Plan ring_all_reduce(const Shape& shape, Rank rank);
 Plan ring_reduce_scatter(const Shape& shape, Rank rank);
 Plan ring_all_gather(const Shape& shape, Rank rank);
 
-// log2 n rounds for any number of ranks, short messages.
+// Take log2 n rounds for any number of ranks: for short messages.
 Plan bruck_all_reduce(const Shape& shape, Rank rank);
 Plan bruck_reduce_scatter(const Shape& shape, Rank rank);
 Plan bruck_all_gather(const Shape& shape, Rank rank);
 
-// Broadcast from the root, reduce to it.
+// Broadcast from the root, or reduce to it.
 Plan tree_plan(const Shape& shape, Rank rank);   // binomial
 Plan chain_plan(const Shape& shape, Rank rank);  // of the ring
-// Scatter from the root, gather to it, straight.
+// Scatters from the root, or gathers to it, without ranks between.
 Plan star_plan(const Shape& shape, Rank rank);
 
 // Ranks are laid out host by host, shape.local a host. Inside a host windows are mapped; between
@@ -50,10 +50,10 @@ Plan hierarchical_broadcast(const Shape& shape, Rank rank);
 Plan hierarchical_reduce(const Shape& shape, Rank rank);
 Plan hierarchical_barrier(const Shape& shape, Rank rank);
 
-// By the places of shape.order; see compose.cc.
+// Plans by the places of shape.order; see compose.cc.
 Plan ordered_plan(const Shape& shape, Rank rank, Algorithm algorithm);
 
-// Every rank puts to every other at once: for short messages.
+// Let every rank put to every other at once: for short messages.
 Plan pairwise_reduce_scatter(const Shape& shape, Rank rank);
 Plan pairwise_all_gather(const Shape& shape, Rank rank);
 Plan pairwise_all_to_all(const Shape& shape, Rank rank);

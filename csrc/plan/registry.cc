@@ -23,8 +23,8 @@ struct Registry {
 };
 
 Registry& registry() {
-  static Registry& one = *new Registry;  // threads may plan while the program ends
-  return one;
+  static Registry& all = *new Registry;  // threads may plan while the program ends
+  return all;
 }
 
 uint64_t place_of(const std::string& name) {
@@ -59,13 +59,13 @@ Algorithm register_algorithm(const std::string& name, std::vector<Collective> co
 }
 
 bool serves(Algorithm registered, Collective collective) {
-  const Registered* const found = find(registered);
-  return found && std::ranges::count(found->collectives, collective) > 0;
+  const Registered* const entry = find(registered);
+  return entry && std::ranges::count(entry->collectives, collective) > 0;
 }
 
 const char* registered_name(Algorithm algorithm) {
-  const Registered* const found = find(algorithm);
-  return found ? found->name.c_str() : "unknown";
+  const Registered* const entry = find(algorithm);
+  return entry ? entry->name.c_str() : "unknown";
 }
 
 std::optional<Algorithm> registered_called(const std::string& name) {
@@ -77,10 +77,10 @@ std::optional<Algorithm> registered_called(const std::string& name) {
 }
 
 Plan registered_plan(const Shape& shape, Rank rank, Algorithm algorithm) {
-  const Registered* const found = find(algorithm);
-  RINGCOMM_CHECK(found && serves(algorithm, shape.collective), to_string(shape.collective),
+  const Registered* const entry = find(algorithm);
+  RINGCOMM_CHECK(entry && serves(algorithm, shape.collective), to_string(shape.collective),
                  " has no algorithm \"", registered_name(algorithm), "\"");
-  return scripted_plan(shape, rank, algorithm, found->author(shape, rank));
+  return scripted_plan(shape, rank, algorithm, entry->author(shape, rank));
 }
 
 }  // namespace ringcomm

@@ -25,7 +25,7 @@ inline bool is_registered(Algorithm algorithm) {
 Algorithm register_algorithm(const std::string& name, std::vector<Collective> collectives,
                              Author author);
 bool serves(Algorithm registered, Collective collective);
-// Those that this process does not know are "unknown": a peer may have registered them.
+// Returns the name, or "unknown" where only a peer may have registered the algorithm.
 const char* registered_name(Algorithm algorithm);
 std::optional<Algorithm> registered_called(const std::string& name);
 Plan registered_plan(const Shape& shape, Rank rank, Algorithm algorithm);

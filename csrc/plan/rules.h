@@ -17,7 +17,7 @@ struct Rule {
 class Rules {
  public:
   Rules() = default;
-  // Throws UsageError: what is wrong, and with which rule.
+  // Throws UsageError, which says what is wrong, and with which rule.
   explicit Rules(const std::string& text);
 
   const std::string& text() const { return text_; }  // one word; empty: nothing is asked for

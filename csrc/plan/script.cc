@@ -117,10 +117,10 @@ class ScriptPlan {
   std::vector<uint64_t> edges() const {
     std::vector<uint64_t> edges;
     for (const ScriptFeed& feed : feeds_) {
-      const uint64_t each = feed.pass, slots = plan_.slots();
-      for (uint64_t i = 0; i < each; ++i) {
-        edges.push_back((minus(slots, i) + each - 1) / each);
-        edges.push_back(minus(passes_, (slots + i) / each));
+      const uint64_t per_pass = feed.pass, slots = plan_.slots();
+      for (uint64_t i = 0; i < per_pass; ++i) {
+        edges.push_back((minus(slots, i) + per_pass - 1) / per_pass);
+        edges.push_back(minus(passes_, (slots + i) / per_pass));
       }
     }
     return edges;

@@ -26,8 +26,9 @@ struct Script {
   uint64_t code = 0;  // hash of all ranks' scripts
 };
 
-// `origins`, where given, gets the operation that each step of the plan is of, from 0 on.
-// Throws UsageError where a message has no room in a slot, or the words make no sense.
+// Makes the plan. `origins`, if given, gets the number of the operation to which each step of the
+// plan belongs, from 0 on. Throws UsageError where a message has no room in a slot, or the words
+// make no sense.
 Plan scripted_plan(const Shape& shape, Rank rank, Algorithm algorithm, const Script& script,
                    std::vector<uint32_t>* origins = nullptr);
 

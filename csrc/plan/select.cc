@@ -144,7 +144,9 @@ constexpr std::array kTable = {
 };
 
 bool fits(const Row& row, const Shape& shape, bool mapped) {
-  const auto several = [&](int of_each) { return !mapped && of_each > 1 && shape.size > of_each; };
+  const auto several = [&](int per_place) {
+    return !mapped && per_place > 1 && shape.size > per_place;
+  };
   const std::array<bool, kNeedNames.size()> holds = {true,
                                                      mapped,
                                                      several(shape.local),
@@ -195,21 +197,19 @@ std::string selection_reason(const Shape& shape, bool mapped) {
   return text_of(row, row.limit(shape, ends));
 }
 
-std::vector<SelectionRow> selection(int size, const Costs& costs, int local) {
-  RINGCOMM_CHECK(size > 0, "no group has ", size, " ranks");
-  RINGCOMM_CHECK(local > 0 && size % local == 0, size, " ranks do not fill hosts of ", local);
+std::vector<SelectionRow> selection(int size, const Reach& reach) {
   Shape shape;
+  static_cast<Levels&>(shape) = reach;
   shape.size = size;
-  shape.local = local;
   shape.geometry = Geometry::across_hosts(size);
-  shape.costs = costs;
-  const int hosts = size / local;
+  const int hosts = size / shape.local;
   std::vector<SelectionRow> rows;
   for (const Row& row : kTable) {
     shape.collective = row.collective;
     const uint64_t limit = row.limit(shape, hosts);
     const char* const needs = kNeedNames[row.needs].key;
-    rows.push_back({row.collective, row.algorithm, limit, needs, text_of(row, limit)});
+    rows.push_back({row.collective, row.algorithm, limit, needs, fits(row, shape, reach.mapped),
+                    text_of(row, limit)});
   }
   return rows;
 }
@@ -239,9 +239,10 @@ Plan make_plan(const Shape& shape, Rank rank, Algorithm algorithm) {
     std::apply([](auto&... table) { (table.shrink_to_fit(), ...); }, plan.tables());
     return plan;
   }
-  throw UsageError(
-      str(to_string(shape.collective), " has no algorithm \"", to_string(algorithm), "\"; it has ",
-          joined(algorithms_of(shape.collective), [](Algorithm one) { return to_string(one); })));
+  throw UsageError(str(to_string(shape.collective), " has no algorithm \"", to_string(algorithm),
+                       "\"; it has ",
+                       joined(algorithms_of(shape.collective),
+                              [](Algorithm offered) { return to_string(offered); })));
 }
 
 }  // namespace ringcomm

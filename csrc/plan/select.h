@@ -29,11 +29,12 @@ struct SelectionRow {
   uint64_t limit;     // the largest message_bytes() for which the row is chosen, or kAnySize
   const char* needs;  // of the group: "mapped", "hosts", "few_hosts", "sites", "pair", "few",
                       // "many", or "" for nothing
+  bool fits;          // the group has it
   std::string text;   // as selection_reason() says it
 };
-// Returns the table of a group of so many ranks, `local` on each host. The first row that fits
-// decides. Throws UsageError if there is no such group.
-std::vector<SelectionRow> selection(int size, const Costs& costs, int local = 1);
+// Returns the table of a group of so many ranks. The first row that fits, and whose limit is no
+// smaller than the message, decides.
+std::vector<SelectionRow> selection(int size, const Reach& reach);
 
 // Returns the bytes to compare with a row's limit: the message, or the largest shard. In all_to_all
 // the bytes that ranks send differ between them, so they do not count.

@@ -33,10 +33,10 @@ struct Geometry {
 
   uint64_t window_bytes() const { return 4 * segment_bytes; }
   uint64_t window_room() const { return std::max(room_bytes, window_bytes()); }
-  // 256 KiB segments, with room for some of 512 KiB; inboxes share 4 MiB, 16 to 256 KiB each.
+  // Makes segments of 256 KiB, with room for 512 KiB; inboxes share 4 MiB, 16 to 256 KiB each.
   static Geometry for_ranks(int size);
-  // Half of the slots hold what is under way at 8 Gbit/s. `distance` 0 is for round trips of up to
-  // 1 ms, 1 for up to 8 ms, and 2 for longer ones, of which 60 ms are filled.
+  // Sizes slots so that half of them hold the bytes under way at 8 Gbit/s. `distance` 0 is for
+  // round trips of up to 1 ms, 1 for up to 8 ms, and 2 for longer ones, of which 60 ms are filled.
   // `local` is the number of ranks of the largest host, whose inboxes share 2 GiB of addresses.
   static Geometry across_hosts(int size, int distance = 0, int local = 1);
   bool operator==(const Geometry&) const = default;
@@ -72,8 +72,8 @@ struct CallShape {
   bool operator==(const CallShape&) const = default;
 };
 
-// Finalizer of SplitMix64 (Steele, Lea, Flood 2014): every bit of the input moves half of the
-// output.
+// Mixes by the finalizer of SplitMix64 (Steele, Lea, Flood 2014): every bit of the input moves half
+// of the output.
 inline uint64_t mix(uint64_t a, uint64_t b) {
   uint64_t z = a * 0x9e3779b97f4a7c15 + b + 0x9e3779b97f4a7c15;
   z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9;

@@ -41,7 +41,7 @@ class Spans {
 
   uint64_t bytes() const { return bytes_; }
 
-  // The memory at `offset`, and how much follows without a seam. offset < bytes().
+  // Returns the memory at `offset`, and how much follows without a seam. offset < bytes().
   Span at(uint64_t offset) const {
     if (spans_.size() == 1) return {spans_[0].data + offset, bytes_ - offset};
     const auto after = std::upper_bound(starts_.begin(), starts_.end(), offset);

@@ -22,15 +22,15 @@ Costs read_costs(std::istream& in) {
 }
 
 // How many ranks there are of each kind, where they lie kind by kind, as many of each; else 1.
-int of_each(const std::vector<Rank>& order, const std::vector<int>& kinds) {
+int ranks_per_kind(const std::vector<Rank>& order, const std::vector<int>& kinds) {
   const auto kind = [&](size_t place) { return kinds[static_cast<size_t>(order[place])]; };
-  const size_t each = order.size() / std::set(kinds.begin(), kinds.end()).size();
+  const size_t per_kind = order.size() / std::set(kinds.begin(), kinds.end()).size();
   for (size_t place = 0; place < order.size(); ++place) {
-    const bool ends = (place + 1) % each == 0;
+    const bool ends = (place + 1) % per_kind == 0;
     const bool changes = place + 1 == order.size() || kind(place) != kind(place + 1);
     if (ends != changes) return 1;
   }
-  return static_cast<int>(each);
+  return static_cast<int>(per_kind);
 }
 
 }  // namespace
@@ -75,12 +75,12 @@ Reach reach_of(const Topology& topology, const std::vector<int>& host_of,
     const bool several = std::set(sites.begin(), sites.end()).size() > 1;
     reach.near = topology.near;
     reach.costs = several ? topology.far : topology.near;
-    if (several) reach.site = of_each(order, sites);
+    if (several) reach.site = ranks_per_kind(order, sites);
     if (!std::ranges::is_sorted(order)) {
       reach.order = std::make_shared<const std::vector<Rank>>(order);
     }
   }
-  reach.local = of_each(order, host_of);
+  reach.local = ranks_per_kind(order, host_of);
   if (reach.site <= reach.local) reach.site = 1;  // a host each
   return reach;
 }

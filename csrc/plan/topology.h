@@ -1,4 +1,4 @@
-// The word of a group's rank 0 to the others: what the network costs, and where `ringcomm tune` has
+// The word of a group's rank 0 to the others: the network's costs, and where `ringcomm tune` has
 // measured every pair of hosts, their order and sites. With the hosts of a group's ranks it makes
 // their reach. So all ranks of the group have the same.
 #pragma once

@@ -17,7 +17,7 @@ class DeferredRelease {
  public:
   using Over = std::function<bool()>;
 
-  // Keeps the thing until it is `over`, if that is given. True when nothing else was kept.
+  // Keeps the thing until it is `over`, if that is given. Returns true when nothing else was kept.
   bool put(std::shared_ptr<void> thing, Over over = nullptr) {
     const Lock lock(mutex_);
     kept_.push_back({std::move(thing), std::move(over)});

@@ -17,10 +17,10 @@ class Progress {
   HostEngine& host() { return host_; }
   MessageEngine& messages() { return messages_; }
 
-  // Waits until `request` is done or `at_most` has passed: true when done. Throws no error of the
-  // request, only the exception of `interrupt`; then messages and blocking tasks are done, too.
-  // Only this wait gives a message a deadline: `at_most`, or else the message's timeout. When it
-  // has passed, the message ends with an error. If a part of it has moved, the group fails, too.
+  // Waits until `request` is done or `at_most` has passed. Returns true when done. Throws no error
+  // of the request, only the exception of `interrupt`; then messages and blocking tasks are done,
+  // too. Only this wait gives a message a deadline: `at_most`, or else the message's timeout. When
+  // it has passed, the message ends with an error. If a part of it has moved, the group fails, too.
   bool wait(Request& request, Clock::duration at_most = Clock::duration::max());
   // Waits, with the checks of a wait, for streams that make it `over`. Throws the failure or the
   // exception of the interrupt that ends `during`.
@@ -37,25 +37,26 @@ class Progress {
   // Tells whether there is anything that a worker must look at.
   bool needs_worker(const Engine* except = nullptr) const;
 
-  // Takes the group for a worker, and gives it back. One at a time looks at a group, and calls
-  // back, so callbacks keep their order. Partner of both: the other one.
+  // Takes the group for a worker, and gives it back. One worker at a time looks at a group, and
+  // calls back, so callbacks keep their order. Partner of both: the other one.
   bool claim() { return !claimed_.exchange(true, std::memory_order_seq_cst); }
   void unclaim() { claimed_.store(false, std::memory_order_seq_cst); }
-  // Moves what can be moved: true when something did.
+  // Moves what can be moved. Returns true when something did.
   bool drive();
   // Moves collectives for a thread that waits for another group, and leaves callbacks to workers.
   bool help();
   // Tells whether there is nothing to do, or another thread drives and will kick() the workers.
   bool idle() const;
   bool ready();
-  // Sleeps as Driving::sleep() does. False when the worker has to sleep in another way.
+  // Sleeps as Driving::sleep() does. Returns false when the worker has to sleep in another way.
   bool sleep(const std::function<bool()>& awake, Clock::duration most);
   // Returns the news that wake the worker: no signals where there are only messages.
   uint32_t news() { return host_.pending() ? kAllNews : kMessageNews | kLocalNews; }
   // Returns how long the worker may sleep before it drives this group again.
   Clock::duration poll_interval() const {
     Clock::duration least = Clock::duration::max();
-    state_.engines().each([&](Engine& engine) { least = std::min(least, engine.poll_interval()); });
+    state_.engines().for_each(
+        [&](Engine& engine) { least = std::min(least, engine.poll_interval()); });
     return least;
   }
 

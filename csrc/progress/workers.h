@@ -41,7 +41,7 @@ class Workers {
   void release_later(std::shared_ptr<void> thing, DeferredRelease::Over over = nullptr);
   DeferredRelease& deferred() { return deferred_; }
 
-  // A child uses nothing of its parent's workers, and may find them in any state.
+  // Do nothing: a child never uses its parent's workers, and may find them in any state.
   void before_fork() {}
   void after_fork() {}
   void forked() {}

@@ -10,7 +10,7 @@
 // which operand's NaN an addition passes on, and the sign of inf - inf, differ between
 // instruction sets, compilers and architectures; results must not.
 
-// Accumulated as stored, in T: unsigned for what wraps, signed or not for what compares.
+// Accumulated as stored, in T: unsigned where numbers wrap, signed or not where they compare.
 template <class T>
 struct Integer {
   using Stored = T;

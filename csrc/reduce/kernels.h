@@ -16,7 +16,7 @@ namespace ringcomm {
 inline constexpr uint8_t kE4M3Overflow = TORCH_VERSION_MINOR < 13 ? 0x7f : 0x7e;
 
 // The arguments of one reduction, for a kernel.
-struct Job {
+struct ReduceArgs {
   std::byte* const* dsts;
   const std::byte* const* srcs;
   size_t n_dsts;
@@ -26,7 +26,7 @@ struct Job {
   double factor;     // scale
 };
 
-using Kernel = void (*)(const Job&);
+using Kernel = void (*)(const ReduceArgs&);
 
 // Null where the pair is impossible. The entry of AVG divides, that of PREMUL_SUM is SUM's.
 template <class Entry>
@@ -58,7 +58,7 @@ struct InstructionSet {
   bool (*available)();
 };
 std::span<const InstructionSet> known_instruction_sets();  // the best last
-// Relaxed everywhere: it points to constants, and only tests change it.
+// Returns the set in use. Access it relaxed: it points to constants, and only tests change it.
 std::atomic<const InstructionSet*>& current_instruction_set();
 
 }  // namespace ringcomm

@@ -72,8 +72,8 @@ struct Block {
   }
 
   template <class Op>
-  Register finish(const Job& job) {
-    for (int p = 0; p < Codec::kParts; ++p) parts[p] = Op::finish(parts[p], job);
+  Register finish(const ReduceArgs& args) {
+    for (int p = 0; p < Codec::kParts; ++p) parts[p] = Op::finish(parts[p], args);
     return Codec::encode(parts);
   }
 };
@@ -83,22 +83,22 @@ struct Block {
 // read before a destination is written, so a destination may be a source. kSources == 0: any number
 // of them.
 template <class Codec, class Op, int kLanes, int kElements, int kUnroll, int kSources>
-[[gnu::always_inline]] inline uint64_t sweep(const Job job, uint64_t at) {
+[[gnu::always_inline]] inline uint64_t sweep(const ReduceArgs args, uint64_t at) {
   constexpr int kBytes = kElements * sizeof(typename Codec::Stored);
-  const size_t n_srcs = kSources ? kSources : job.n_srcs;
+  const size_t n_srcs = kSources ? kSources : args.n_srcs;
   const std::byte* srcs[kSources + 1];  // in registers: a store cannot change them
-  for (int s = 0; s < kSources; ++s) srcs[s] = job.srcs[s];
-  const std::byte* const first_src = job.srcs[0];
-  std::byte* const first_dst = job.dsts[0];
+  for (int s = 0; s < kSources; ++s) srcs[s] = args.srcs[s];
+  const std::byte* const first_src = args.srcs[0];
+  std::byte* const first_dst = args.dsts[0];
 
-  for (; at + kElements * kUnroll <= job.numbers; at += kElements * kUnroll) {
+  for (; at + kElements * kUnroll <= args.numbers; at += kElements * kUnroll) {
     const uint64_t offset = at * sizeof(typename Codec::Stored);
     Block<Codec, kLanes> total[kUnroll], next;
     for (int u = 0; u < kUnroll; ++u) {
       total[u].template read<kBytes>(first_src + offset + u * kBytes);
     }
     for (size_t s = 1; s < n_srcs; ++s) {
-      const std::byte* const src = kSources ? srcs[s] : job.srcs[s];
+      const std::byte* const src = kSources ? srcs[s] : args.srcs[s];
       for (int u = 0; u < kUnroll; ++u) {
         next.template read<kBytes>(src + offset + u * kBytes);
         total[u].template apply<Op>(next);
@@ -106,12 +106,12 @@ template <class Codec, class Op, int kLanes, int kElements, int kUnroll, int kSo
     }
     typename Block<Codec, kLanes>::Register result[kUnroll];
     for (int u = 0; u < kUnroll; ++u) {
-      result[u] = total[u].template finish<Op>(job);
+      result[u] = total[u].template finish<Op>(args);
       store<kBytes>(first_dst + offset + u * kBytes, result[u]);
     }
-    for (size_t d = 1; d < job.n_dsts; ++d) {
+    for (size_t d = 1; d < args.n_dsts; ++d) {
       for (int u = 0; u < kUnroll; ++u) {
-        store<kBytes>(job.dsts[d] + offset + u * kBytes, result[u]);
+        store<kBytes>(args.dsts[d] + offset + u * kBytes, result[u]);
       }
     }
   }
@@ -121,27 +121,27 @@ template <class Codec, class Op, int kLanes, int kElements, int kUnroll, int kSo
 // kUnit: how many numbers must stay together. The end of a buffer goes through the same code in
 // narrower vectors, so a result does not depend on where in the buffer it stands.
 template <class Codec, class Op, int kUnit, int kSources>
-void run(const Job& job) {
+void run(const ReduceArgs& args) {
   constexpr int kParts = Codec::kParts;
   constexpr int kWide = kVectorBytes / sizeof(typename Codec::Acc);
   constexpr int kQuarter = kWide / 4;
   constexpr int kUnroll = kParts < 4 ? 4 / kParts : 1;
-  uint64_t at = sweep<Codec, Op, kWide, kWide * kParts, kUnroll, kSources>(job, 0);
-  at = sweep<Codec, Op, kWide, kWide * kParts, 1, kSources>(job, at);
+  uint64_t at = sweep<Codec, Op, kWide, kWide * kParts, kUnroll, kSources>(args, 0);
+  at = sweep<Codec, Op, kWide, kWide * kParts, 1, kSources>(args, at);
   if constexpr (kQuarter > kUnit) {
-    at = sweep<Codec, Op, kQuarter, kQuarter * kParts, 1, kSources>(job, at);
+    at = sweep<Codec, Op, kQuarter, kQuarter * kParts, 1, kSources>(args, at);
   }
-  sweep<Codec, Op, kUnit, kUnit, 1, kSources>(job, at);
+  sweep<Codec, Op, kUnit, kUnit, 1, kSources>(args, at);
 }
 
 template <class Codec, class Op, int kUnit>
-void kernel(const Job& job) {
+void kernel(const ReduceArgs& args) {
   if constexpr (Op::kHot) {
-    if (job.n_srcs == 2) return run<Codec, Op, kUnit, 2>(job);
-    if (job.n_srcs == 3) return run<Codec, Op, kUnit, 3>(job);
-    if (job.n_srcs == 4) return run<Codec, Op, kUnit, 4>(job);
+    if (args.n_srcs == 2) return run<Codec, Op, kUnit, 2>(args);
+    if (args.n_srcs == 3) return run<Codec, Op, kUnit, 3>(args);
+    if (args.n_srcs == 4) return run<Codec, Op, kUnit, 4>(args);
   }
-  run<Codec, Op, kUnit, 0>(job);
+  run<Codec, Op, kUnit, 0>(args);
 }
 
 template <class Codec, class Op, int kUnit = 1>

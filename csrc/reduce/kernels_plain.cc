@@ -1,3 +1,3 @@
-// The kernels for any machine: whatever the compiler's own target offers.
+// The kernels for any machine, with the instructions of the compiler's own target.
 #define RINGCOMM_ISA kernels_plain
 #include "reduce/kernels.inc.h"

@@ -4,7 +4,7 @@
 
 struct Combine {
   static constexpr bool kHot = false;  // worth a copy of the loop for some numbers of sources
-  static constexpr auto finish(auto value, const Job&) { return value; }
+  static constexpr auto finish(auto value, const ReduceArgs&) { return value; }
 };
 
 struct Sum : Combine {
@@ -15,8 +15,8 @@ struct Sum : Combine {
 // Divides, rather than multiplying with 1 / ranks: the mean of equal numbers is that number.
 struct FloatAvg : Sum {
   template <class V>
-  static constexpr V finish(V value, const Job& job) {
-    return value / splat<V>(static_cast<ElementOf<V>>(job.ranks));
+  static constexpr V finish(V value, const ReduceArgs& args) {
+    return value / splat<V>(static_cast<ElementOf<V>>(args.ranks));
   }
 };
 
@@ -26,10 +26,10 @@ template <class T>
 struct IntegerAvg : Sum {
   static constexpr bool kHot = false;
   template <class V>
-  static constexpr V finish(V value, const Job& job) {
+  static constexpr V finish(V value, const ReduceArgs& args) {
     using Narrow = std::conditional_t<std::is_signed_v<T>, int32_t, uint32_t>;
     using Wide = std::conditional_t<sizeof(T) == 8, T, Narrow>;
-    const Wide divisor = static_cast<Wide>(job.ranks);
+    const Wide divisor = static_cast<Wide>(args.ranks);
     if constexpr (std::is_arithmetic_v<V>) {
       value = static_cast<V>(static_cast<T>(value) / divisor);
     } else {
@@ -44,8 +44,8 @@ struct IntegerAvg : Sum {
 struct Scale : Combine {
   static constexpr auto apply(auto a, auto) { return a; }
   template <class V>
-  static constexpr V finish(V value, const Job& job) {
-    return value * splat<V>(static_cast<ElementOf<V>>(job.factor));
+  static constexpr V finish(V value, const ReduceArgs& args) {
+    return value * splat<V>(static_cast<ElementOf<V>>(args.factor));
   }
 };
 

@@ -25,7 +25,7 @@ constexpr uint64_t blocks_of(uint64_t count) { return (count + kBlock - 1) / kBl
 
 struct Quantization {
   const float* src = nullptr;
-  float* residual = nullptr;  // added to src, and gets what the codes leave out; null: none
+  float* residual = nullptr;  // added to src, and gets the rest beside the codes; null: none
   std::byte* blocks = nullptr;
   uint64_t count = 0;
   // By chance: up or down, such that the mean of many roundings is the number. A seed and a
@@ -34,7 +34,7 @@ struct Quantization {
   uint64_t seed = 0;
   uint32_t first = 0;
 };
-void quantize(Coding coding, const Quantization& job);
+void quantize(Coding coding, const Quantization& args);
 
 // dst[i] = (source 0's number i + source 1's + ...) / divisor, in fp32. Sources are one after
 // another, of whole blocks each.
@@ -46,7 +46,7 @@ struct Dequantization {
   float* dst = nullptr;
   uint64_t count = 0;
 };
-void dequantize(Coding coding, const Dequantization& job);
+void dequantize(Coding coding, const Dequantization& args);
 
 // The kernels of an instruction set.
 struct BlockKernels {

@@ -63,17 +63,17 @@ struct Float8Coding {
 
 // The numbers to encode, in full; returns the bits of their largest magnitude, an inf or a NaN
 // being larger than any number.
-[[gnu::always_inline]] inline int32_t gather(float* block, const Quantization& job, uint64_t at) {
-  const uint64_t count = job.count - at < kBlock ? job.count - at : kBlock;
+[[gnu::always_inline]] inline int32_t gather(float* block, const Quantization& args, uint64_t at) {
+  const uint64_t count = args.count - at < kBlock ? args.count - at : kBlock;
   if (count < kBlock) {
     for (uint64_t i = 0; i < kBlock; ++i) {
-      block[i] = i < count ? job.src[at + i] + (job.residual ? job.residual[at + i] : 0) : 0;
+      block[i] = i < count ? args.src[at + i] + (args.residual ? args.residual[at + i] : 0) : 0;
     }
   }
   Ints most{};
   for (uint64_t i = 0; i < kBlock; i += kLanes) {
-    Floats value = load<Floats>(count < kBlock ? block + i : job.src + at + i);
-    if (job.residual && count == kBlock) value += load<Floats>(job.residual + at + i);
+    Floats value = load<Floats>(count < kBlock ? block + i : args.src + at + i);
+    if (args.residual && count == kBlock) value += load<Floats>(args.residual + at + i);
     store<sizeof(value)>(block + i, value);
     const Ints size = bits_as<Ints>(bits_as<Uints>(value) & kMagnitude);
     most = size > most ? size : most;
@@ -111,24 +111,24 @@ template <class Code>
 }
 
 template <class Code, bool kByChance>
-void quantize_by(const Quantization& job) {
-  const Chance chance{static_cast<uint32_t>(job.seed), static_cast<uint32_t>(job.seed >> 32)};
+void quantize_by(const Quantization& args) {
+  const Chance chance{static_cast<uint32_t>(args.seed), static_cast<uint32_t>(args.seed >> 32)};
   alignas(kVectorBytes) float block[kBlock];
-  std::byte* to = job.blocks;
-  for (uint64_t at = 0; at < job.count; at += kBlock, to += kBlockBytes) {
-    const int32_t largest = gather(block, job, at);
+  std::byte* to = args.blocks;
+  for (uint64_t at = 0; at < args.count; at += kBlock, to += kBlockBytes) {
+    const int32_t largest = gather(block, args, at);
     const bool finite = static_cast<uint32_t>(largest) < kInfinity;
     float scale = bits_as<float>(largest) / Code::kLargest;
     scale = scale > kLeastScale ? scale : kLeastScale;
     if (!finite) scale = __builtin_nanf("");
     store<sizeof(scale)>(to, scale);
     if (finite) {
-      const uint32_t index = job.first + static_cast<uint32_t>(at);
+      const uint32_t index = args.first + static_cast<uint32_t>(at);
       encode<Code, kByChance>(block, to + 4, 1 / scale, chance, index);
     } else {
       __builtin_memset(to + 4, 0, kBlock);
     }
-    if (!job.residual) continue;
+    if (!args.residual) continue;
     for (uint32_t w = 0; w < kWords; w += kLanes) {
       const Uints words = load<Uints>(to + 4 + 4 * w);
       for (uint32_t part = 0; part < 4; ++part) {
@@ -138,27 +138,27 @@ void quantize_by(const Quantization& job) {
         store<sizeof(error)>(left, finite ? error : Floats{});
       }
     }
-    const uint64_t count = job.count - at < kBlock ? job.count - at : kBlock;
-    __builtin_memcpy(job.residual + at, block, count * sizeof(float));
+    const uint64_t count = args.count - at < kBlock ? args.count - at : kBlock;
+    __builtin_memcpy(args.residual + at, block, count * sizeof(float));
   }
 }
 
 template <class Code>
-void quantize_kernel(const Quantization& job) {
-  job.by_chance ? quantize_by<Code, true>(job) : quantize_by<Code, false>(job);
+void quantize_kernel(const Quantization& args) {
+  args.by_chance ? quantize_by<Code, true>(args) : quantize_by<Code, false>(args);
 }
 
 template <class Code>
-void dequantize_kernel(const Dequantization& job) {
+void dequantize_kernel(const Dequantization& args) {
   alignas(kVectorBytes) float rest[kBlock];
-  const std::byte* from = job.blocks;
-  for (uint64_t at = 0; at < job.count; at += kBlock, from += kBlockBytes) {
-    const bool whole = job.count - at >= kBlock;
-    float* const dst = whole ? job.dst + at : rest;
+  const std::byte* from = args.blocks;
+  for (uint64_t at = 0; at < args.count; at += kBlock, from += kBlockBytes) {
+    const bool whole = args.count - at >= kBlock;
+    float* const dst = whole ? args.dst + at : rest;
     for (uint32_t w = 0; w < kWords; w += kLanes) {
       Floats total[4] = {};
       const std::byte* source = from;
-      for (size_t s = 0; s < job.sources; ++s, source += job.source_bytes) {
+      for (size_t s = 0; s < args.sources; ++s, source += args.source_bytes) {
         const float scale = load<float>(source);
         const Uints words = load<Uints>(source + 4 + 4 * w);
         for (int part = 0; part < 4; ++part) {
@@ -167,11 +167,11 @@ void dequantize_kernel(const Dequantization& job) {
         }
       }
       for (uint32_t part = 0; part < 4; ++part) {
-        const Floats value = job.divisor != 1 ? total[part] / job.divisor : total[part];
+        const Floats value = args.divisor != 1 ? total[part] / args.divisor : total[part];
         store<sizeof(value)>(dst + part * kWords + w, canonical_nan(value));
       }
     }
-    if (!whole) __builtin_memcpy(job.dst + at, rest, (job.count - at) * sizeof(float));
+    if (!whole) __builtin_memcpy(args.dst + at, rest, (args.count - at) * sizeof(float));
   }
 }
 

@@ -86,13 +86,13 @@ void scale(DType dtype, double factor, std::byte* dst, const std::byte* src, uin
   kernel({&dst, &src, 1, 1, count * numbers_in(dtype), 1, factor});
 }
 
-void quantize(Coding coding, const Quantization& job) {
-  kernels().blocks[static_cast<int>(coding)].quantize(job);
+void quantize(Coding coding, const Quantization& args) {
+  kernels().blocks[static_cast<int>(coding)].quantize(args);
 }
 
-void dequantize(Coding coding, const Dequantization& job) {
-  RINGCOMM_CHECK(job.sources > 0, "dequantize needs a source");
-  kernels().blocks[static_cast<int>(coding)].dequantize(job);
+void dequantize(Coding coding, const Dequantization& args) {
+  RINGCOMM_CHECK(args.sources > 0, "dequantize needs a source");
+  kernels().blocks[static_cast<int>(coding)].dequantize(args);
 }
 
 std::atomic<const InstructionSet*>& current_instruction_set() {

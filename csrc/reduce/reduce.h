@@ -50,7 +50,7 @@ inline constexpr int kReduceOps = 9;
 
 inline constexpr uint8_t kSizes[kDTypes] = {1, 1, 1, 2, 2, 4, 4, 8, 8, 2, 2, 4, 8, 8, 16, 1, 1};
 constexpr uint64_t size_of(DType dtype) { return kSizes[static_cast<int>(dtype)]; }  // bytes
-// The unsigned type of so many bytes; uint8 where there is none.
+// Returns the unsigned type of so many bytes; uint8 where there is none.
 constexpr DType unsigned_of(uint64_t bytes) {
   for (const DType dtype : {DType::kUint16, DType::kUint32, DType::kUint64}) {
     if (size_of(dtype) == bytes) return dtype;
@@ -60,7 +60,7 @@ constexpr DType unsigned_of(uint64_t bytes) {
 const char* to_string(DType dtype);  // "float32", as torch prints it without "torch."
 const char* to_string(ReduceOp op);  // "SUM"
 
-// Empty when the pair is possible, else one sentence that says why not.
+// Returns "" when the pair is possible, else one sentence that says why not.
 std::string why_not(DType dtype, ReduceOp op);
 
 struct Reduction {
@@ -70,10 +70,10 @@ struct Reduction {
   double factor = 1;  // kPremulSum: see scale()
 };
 
-// `dsts` and `srcs` are buffers of `count` elements. A destination may be one of the sources
-// exactly, and may not otherwise overlap any. With `final`, kAvg divides by `ranks`: floats in the
-// accumulator's precision before the one rounding, integers truncating after wrapping in the type.
-// kPremulSum reduces as kSum: its factor was applied by scale(). Alignment is that of the type.
+// Reduces `srcs` into all `dsts`: buffers of `count` elements. A destination may be one of the
+// sources exactly, and may not otherwise overlap any. With `final`, kAvg divides by `ranks`: floats
+// in the accumulator's precision before the one rounding, integers truncating after wrapping in the
+// type. kPremulSum reduces as kSum: its factor was applied by scale(). Alignment is the type's.
 void reduce(const Reduction& what, bool final, std::span<std::byte* const> dsts,
             std::span<const std::byte* const> srcs, uint64_t count);
 

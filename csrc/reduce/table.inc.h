@@ -1,4 +1,4 @@
-// Which codec and operation compute a pair. Included inside the namespaces of kernels.inc.h and
+// The codec and operation that compute a pair. Included inside the namespaces of kernels.inc.h and
 // of the device kernels, each of which says before what a `kKernel<Codec, Op, kUnit>` is, and
 // `Kernel` and `KernelTable`. kUnit: how many numbers must stay together.
 

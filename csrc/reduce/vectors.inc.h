@@ -1,4 +1,4 @@
-// Vectors of kVectorBytes or less, and what is done with any of them. Included by kernels.inc.h
+// Vectors of kVectorBytes or less, and functions of any of them. Included by kernels.inc.h
 // only, inside its namespaces.
 
 template <class T, int kLanes>

@@ -75,8 +75,8 @@ std::string message_of(const std::exception_ptr& error);
 // Returns the error in a form that may be kept. An interrupt's own exception may hold Python
 // objects.
 std::exception_ptr lasting(const std::exception_ptr& error, Rank rank);
-// Does the error tell of a peer that is gone or has failed? That peer may have finished the
-// operations under way here.
+// Tells whether the error is about a peer that is gone or has failed. That peer may have finished
+// the operations under way here.
 bool is_of_peer(const std::exception_ptr& error, Rank self);
 // Returns "all_reduce #412 float32[500000] SUM".
 std::string numbered(const Descriptor& operation);

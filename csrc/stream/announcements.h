@@ -1,8 +1,8 @@
 // Numbers the operations and messages of a group on its device, and tells peers of them.
 //
-// Of two ranks that call different collectives at least one notices before it enqueues anything:
-// each writes its board before it reads the other's. So neither gets a result. It is the same with
-// the two sides of a message.
+// If two ranks call different collectives, at least one of them notices before it enqueues
+// anything, because each writes its board before it reads the other's. So neither gets a result.
+// It is the same with the two sides of a message.
 #pragma once
 
 #include "stream/verdicts.h"
@@ -24,7 +24,7 @@ class Announcements {
   // Numbers and announces an operation of the group. Throws the error of a peer that has called
   // another, or is gone.
   Descriptor announce(const Operation& operation, Algorithm algorithm, bool by_host = false);
-  // The same for a message.
+  // Does the same for a message.
   void announce(Pending& message);
 
  private:

@@ -24,12 +24,14 @@ class Completion {
   bool reached() const {
     return std::ranges::all_of(points_, [&](const Point& at) { return verdicts_.reached(at); });
   }
-  // Is the operation, which was reached, good, and did not end because the group failed?
+  // Tells whether the operation, which was reached, is good, and did not end because the group
+  // failed.
   bool good() const {
     verdicts_.note_progress();
     return std::ranges::all_of(points_, [&](const Point& at) { return verdicts_.is_good(at); });
   }
-  // Tells that somebody waits: from now on, if not since before, its messages have a deadline.
+  // Tells that somebody waits for it. From now on its messages have a deadline, unless they have
+  // one.
   void expect() const { verdicts_.expect(batch_); }
   // Makes the stream wait for it; the host does not.
   void block(cuda::Stream stream) const {

@@ -26,28 +26,28 @@ class DeviceEngine final : public Engine {
                         const Finish& finish);
   // Waits, on the host, for what is in that stream.
   void synchronize(cuda::Stream stream) const;
-  // Meets the others, if that has not been done. Every rank of the group must call it. True:
-  // kernels run collectives; else they go through the host's memory.
+  // Meets the others, if that has not been done. Every rank of the group must call it. Returns true
+  // if kernels run collectives; else they go through the host's memory.
   bool connect();
   // Connects, and returns the kernel that would run the operation; nothing if the host does.
   std::optional<Algorithm> kernel_for(const Operation& operation);
 
-  // Has all ranks map that memory, and keeps it mapped, under its names, in place of what these had
-  // before. Every rank of the group must call it: they meet. `asked` is its name in texts. Through
-  // memory of the host it does nothing.
+  // Has all ranks map that memory, and keeps it mapped, under its names, in place of memory that
+  // these had before. Every rank of the group must call it: they meet. `asked` is its name in
+  // texts. It does nothing where collectives go through memory of the host.
   void register_memory(const std::string& asked, const RegisteredMemory::Named& memory);
-  // Lets it be exchanged for other memory again. False: it was not registered. Waits for nobody.
+  // Ends the registration, without waiting for other ranks. Returns false if there was none.
   bool deregister_memory(const std::string& name);
   // Lets others map it at their next call. Does nothing before the ranks have met.
   void offer(const Span& memory);
 
   // Gives the ends of what was enqueued.
   Verdicts& verdicts() { return verdicts_; }
-  // Is something pending that was enqueued until then?
+  // Tells whether something is pending that was enqueued until then.
   bool pending(uint64_t until_batch) { return verdicts_.pending(until_batch) || staging_.gated(); }
   void fail(const std::exception_ptr& error) override { verdicts_.fail(error); }
-  // Within `grace`, lets go of peers' memory, waits until they have let go of ours, gives it back.
-  // False: streams may still use what is mapped.
+  // Lets go of peers' memory within `grace`, waits until they have let go of ours, gives it back.
+  // Returns false if streams may still use mapped memory.
   bool close(Clock::duration grace);
   std::string flight_ring() const { return group_.recorder.bytes(); }
 

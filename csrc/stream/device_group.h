@@ -35,14 +35,14 @@ class DeviceGroup {
   const Diagnosis diagnosis;
 
   cuda::Area area(Rank peer) const { return {transport_.device_area(peer), transport_.size()}; }
-  // Has the peer let its streams go on without what they wait for?
+  // Tells whether the peer has let its streams go on although the words that they await have not
+  // come.
   bool has_let_go(Rank peer) const;
   // Returns how far the peer is, in view of that operation.
   PeerState state_of(Rank peer, uint64_t sequence) const;
-  // Has every rank that it needs called it? Such a rank cannot be waited for in vain, unless it
-  // fails.
+  // Tells whether every rank that it needs has called it. Such ranks come, unless they fail.
   bool has_called(const Pending& pending) const;
-  // Has a message ended well at its peer?
+  // Tells whether a message has ended well at its peer.
   bool has_ended(const Pending& message) const;
   // Returns a peer whose streams, let go, may have put garbage into the operation.
   std::optional<Rank> spoiler(const Pending& pending) const;

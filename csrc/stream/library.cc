@@ -32,9 +32,9 @@ cuda::Api* open() {
     throw UsageError(str("the library for CUDA tensors cannot be opened: ", why));
   }
   const auto function = reinterpret_cast<cuda::ApiFunction>(::dlsym(library, cuda::kApiSymbol));
-  cuda::Api* const found = function == nullptr ? nullptr : function(RINGCOMM_INTERFACE);
-  RINGCOMM_CHECK(found != nullptr, path, " belongs to another build of ringcomm: build it again");
-  return found;
+  cuda::Api* const api = function == nullptr ? nullptr : function(RINGCOMM_INTERFACE);
+  RINGCOMM_CHECK(api != nullptr, path, " belongs to another build of ringcomm: build it again");
+  return api;
 }
 
 }  // namespace

@@ -23,7 +23,7 @@ class RegisteredMemory {
         peers_(peers),
         logger_(logger) {}
 
-  // As DeviceEngine's, once the group has met.
+  // Work as DeviceEngine's register_memory() and deregister_memory(), once the group has met.
   void add(const std::string& asked, const Named& memory, const Deadline& deadline);
   bool remove(const std::string& name);
 

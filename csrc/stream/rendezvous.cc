@@ -16,7 +16,7 @@ cuda::Subgroup DeviceRendezvous::subgroup_of(Rank peer) const {
   return subgroup;
 }
 
-// Where the group has met, so have any two of it. What a pair has found out stays.
+// Where the group has met, so have any two of it. A pair keeps its findings.
 bool DeviceRendezvous::reach(Rank peer) const {
   const auto pair =
       peer == kGroup ? met_.end() : met_.find(subgroup_of(peer).index_of(state_.rank()));

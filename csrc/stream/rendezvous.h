@@ -19,15 +19,16 @@ class DeviceRendezvous {
 
   // Meets each of these peers, or the group, unless that has been done.
   void meet(const std::vector<Rank>& peers, const std::string& asked);
-  // Do this rank and the peer, or all of the group, reach one another's devices? They have met.
+  // Tells whether this rank and the peer, or all of the group, reach one another's devices. They
+  // have met.
   bool reach(Rank peer) const;
-  // Has the group met, and does it reach?
+  // Tells whether the group has met, and its ranks reach one another.
   bool reaches_group() const { return met_.contains(0) && met_.at(0); }
   // Returns why the group does not reach.
   const std::string& reason() const { return reason_; }
-  // Do streams of this rank write and await words of the host?
+  // Tells whether streams of this rank write and await words of the host.
   bool streams_can_signal() const { return streams_can_signal_; }
-  // Waits until all have come to this operation and have mapped what others need them to.
+  // Waits until all have come to this operation and have mapped the memory that it needs.
   void meet_at(uint64_t sequence, const Deadline& deadline, const std::string& asked);
 
  private:

@@ -42,12 +42,12 @@ class HostStaging {
   std::vector<ResultWord> post(const std::vector<DeviceMessage>& messages,
                                const std::vector<Point>& ends, cuda::Stream stream);
 
-  // Are there messages whose data no stream has brought to the host yet?
+  // Tells whether there are messages whose data no stream has brought to the host yet.
   bool gated() {
     const Lock lock(mutex_);
     return !gates_.empty();
   }
-  // Posts those that have come. True when there were some.
+  // Posts those that have come. Returns true when there were some.
   bool open_gates();
   void give_back() {
     for (const Buffer& buffer : std::exchange(buffers_, {})) api_.release_pinned(buffer.memory);

@@ -18,7 +18,7 @@ struct Point {
 inline constexpr int kGroupTimeline = 0;  // the timeline of the group's operations
 inline int timeline_of(Rank peer, bool sending) { return 1 + 2 * peer + (sending ? 1 : 0); }
 
-// Has a word that counts, and may wrap, come to that value?
+// Tells whether a word that counts, and may wrap, has come to that value.
 inline bool has_come(uint32_t count, uint32_t value) {
   return static_cast<int32_t>(count - value) >= 0;
 }
@@ -58,7 +58,7 @@ class Timelines {
   cuda::Stream begin(const std::vector<int>& timelines, cuda::Stream caller, bool on_own_stream);
   // Records the end of what is in the stream: it is at that place.
   void end(const Point& point, cuda::Stream stream);
-  // The same for an operation of the group that a graph captures: it comes after those that the
+  // Do the same for an operation of the group that a graph captures: it comes after those that the
   // same graph has.
   void begin_captured(uint64_t capture, cuda::Stream stream);
   void end_captured(uint64_t capture, cuda::Stream stream);

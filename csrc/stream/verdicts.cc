@@ -156,8 +156,8 @@ bool Verdicts::can_end_well(const Pending& pending) const {
   return true;
 }
 
-// Is there something that can still end well? The first that is not over decides: what was enqueued
-// after it may wait for it, also on the ranks that would have to end it.
+// Is there something that can still end well? The first that is not over decides: operations
+// enqueued after it may wait for it, also on the ranks that would have to end them.
 bool Verdicts::owed() {
   const std::vector<Pending> rest = unfinished();
   const auto first = std::find_if(rest.begin(), rest.end(), [&](const Pending& item) {

@@ -1,9 +1,9 @@
-// The ends of operations on a device: which of them are good, and what is wrong with the rest.
+// Decides which operations on a device have ended well, and why the others have not.
 //
-// A rank that fails lets its streams go on without what they wait for, and what they do from then
-// on is garbage: they signal, and write to windows, as if all were well. So an operation that a
-// peer had not finished by then is lost; and so is one that it had, once anybody has begun the
-// operation after next, which uses the same half of all memory.
+// A rank that fails lets its streams go on although the words that they await have not come. From
+// then on they write garbage: they signal, and write to windows, as if all were well. So an
+// operation that a peer had not finished by then is lost; and so is one that it had, once anybody
+// has begun the operation after next, which uses the same half of all memory.
 #pragma once
 
 #include <deque>
@@ -25,41 +25,42 @@ class Verdicts {
   // Adds what was enqueued together: a batch. Returns its number, and whether nothing else is
   // pending.
   std::pair<uint64_t, bool> add(std::vector<Pending> pending);
-  // Is something pending that was enqueued until then?
+  // Tells whether something is pending that was enqueued until then.
   bool pending(uint64_t until_batch = UINT64_MAX);
   uint64_t last_batch() {
     const Lock lock(mutex_);
     return batches_;
   }
-  // Has every rank called all that is pending?
+  // Tells whether every rank has called all that is pending.
   bool expected();
   // Gives that batch a deadline from now on, or all that is pending.
   void expect(std::optional<uint64_t> batch = std::nullopt);
   // Forgets all that is pending, at the end: streams do no more of it.
   void forget();
 
-  // Is that place behind the device?
+  // Tells whether that place is behind the device.
   bool reached(const Point& point) const;
-  // Is it good? After a failure, only if it has ended well or still can.
+  // Tells whether it is good. After a failure it is only if it has ended well or still can.
   bool is_good(const Point& point);
-  // Was all good that streams have done so far?
+  // Tells whether all is good that streams have done so far.
   bool is_all_good();
-  // Notes what is over and what of it is good. Peers may want to know how far this rank has come.
+  // Notes which operations are over, and which of those are good. Peers may want to know how far
+  // this rank has come.
   void note_progress();
-  // Has this process ended all that it has enqueued, in all groups?
+  // Tells whether this process has ended all that it has enqueued, in all groups.
   bool is_idle();
-  // Waits for that. False: it has not within that time.
+  // Waits for that. Returns false if it has not come within that time.
   bool await_idle(Clock::duration at_most);
   // Waits until all has ended that still can, before an error that concerns `asked`.
   void await_owed(const std::string& asked);
 
-  // There may be a replay of a graph from now on, or none any more.
+  // Notes whether there may be a replay of a graph from now on.
   void watch_replays(bool watched) { watched_.store(watched, std::memory_order_seq_cst); }
   bool watched() const { return watched_.load(std::memory_order_seq_cst); }
-  // Returns for whom a kernel has waited too long: what came after it is garbage.
+  // Returns the rank for which a kernel has waited too long: all that came after it is garbage.
   std::optional<Rank> gave_up() const;
 
-  // The slow path: looks at peers and deadlines, and fails the group where they say so.
+  // Takes the slow path: looks at peers and deadlines, and fails the group where they say so.
   void check();
   // Lets streams go on that wait for others. Where a peer has failed first, not before those
   // operations are over that can still end well.

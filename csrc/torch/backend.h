@@ -25,7 +25,7 @@ void run_signal_handlers();
 uint32_t line_of_caller();
 // Calls without Python's lock, if this thread holds it.
 void without_gil(const std::function<void()>& call);
-// Returns what the core is to make for a group with these options.
+// Returns the core's options for a group with these.
 CommunicatorOptions wanted_of(const ringcomm::Options& options, RankAndSize self);
 
 class Backend final : public c10d::Backend {
@@ -46,7 +46,7 @@ class Backend final : public c10d::Backend {
   void setTimeout(std::chrono::milliseconds timeout) override {
     group()->state().set_timeout(checked_timeout(timeout));
   }
-  // The next call gets this much more time than it would have.
+  // Gives the next call this much more time than it would have.
   void addEphemeralTimeout(const std::chrono::milliseconds& more) {  // overrides from 2.14 on
     extension_ms_ += checked_timeout(more).count();
   }
@@ -59,13 +59,13 @@ class Backend final : public c10d::Backend {
   // `drains`: as Communicator::shutdown().
   void close(bool drains);
   void enableCollectivesTiming() override {}  // durations are always known
-  // The hook is called with each Work that has ended, on the thread that ended it: maybe on several
-  // at once.
+  // Has the hook called with each Work that has ended, on the thread that ended it: maybe on
+  // several at once.
   void registerOnCompletionHook(
       std::function<void(std::shared_ptr<c10d::WorkInfo>)>&& hook) override;
   void waitForPendingWorks() override { life()->wait_for_all(); }
 
-  // init_process_group(device_id=...): meets there at once.
+  // Meets on the device at once, for init_process_group(device_id=...).
   void eagerConnectSingleDevice(at::Device device) override;
 
   // Gives this group other ranks, in place, also when it has failed or was aborted. Every rank that
@@ -106,8 +106,8 @@ class Backend final : public c10d::Backend {
   uint64_t splits() const { return splits_; }
   // Has ranks compare this with each collective from now on: a hash of what is in the bytes.
   void set_codes(uint64_t codes) { codes_ = codes; }
-  // torch asks before it makes a batch of messages. Devices need one; on the CPU each message is a
-  // request of its own, as Gloo's are. A batch belongs to the thread that begins it.
+  // Tells torch whether messages may come as a batch. Devices need one; on the CPU each message is
+  // a request of its own, as Gloo's are. A batch belongs to the thread that begins it.
   bool supportsCoalescing() const override { return options_->cuda || device_is_simulated(); }
   void startCoalescing() override;
   WorkPtr endCoalescing() override;
@@ -143,17 +143,17 @@ class Backend final : public c10d::Backend {
                         const c10d::AllToAllOptions&) override;
   WorkPtr alltoall(Tensors& outputs, Tensors& inputs, const c10d::AllToAllOptions&) override;
   WorkPtr barrier(const c10d::BarrierOptions& opts) override;
-  // Rank 0 names the ranks that do not come; the others are told.
+  // Names on rank 0 the ranks that do not come, and tells the others.
   void monitoredBarrier(const c10d::BarrierOptions& opts, bool waitAllRanks) override;
 
   WorkPtr send(Tensors& tensors, int dstRank, int tag) override;
   WorkPtr recv(Tensors& tensors, int srcRank, int tag) override;
   WorkPtr recvAnysource(Tensors& tensors, int tag) override;
 
-  // The group as it is now. A caller of several functions keeps what it gets: reconfigure() may
-  // come between.
+  // Returns the group as it is now. A caller of several functions keeps it, because reconfigure()
+  // may come between.
   std::shared_ptr<Communicator> group() const { return life()->group; }
-  // The same as torch's, which cannot change before torch 2.14.
+  // Return the same as torch's, which cannot change before torch 2.14.
   Rank rank() const { return place_.load().rank; }
   int size() const { return place_.load().size; }
 

@@ -10,7 +10,6 @@
 #include "device/kernels_for.h"
 #include "plan/registry.h"
 #include "plan/rules.h"
-#include "plan/topology.h"
 #include "reduce/quantize.h"
 #include "torch/backend.h"
 #include "torch/errors.h"
@@ -206,7 +205,7 @@ py::tuple kernel_seconds(const std::string& collective, int ranks, uint64_t byte
   shape.size = ranks;
   shape.bytes = bytes;
   shape.shards.assign(sharded(shape.collective) ? static_cast<size_t>(ranks) : 0, bytes);
-  const cuda::Link link = cuda::link_of(nvlink, capability, cuda::kMostBlocks);
+  const cuda::DeviceLink link = cuda::link_of(nvlink, capability, cuda::kMostBlocks);
   py::dict seconds;
   for (int i = 0; i < kNamed; ++i) {
     const auto kernel = static_cast<Algorithm>(i);
@@ -278,10 +277,10 @@ void bind_blocks(py::module_& module) {
              py::arg("sources") = 1, py::arg("divisor") = 1.0F, NoGil());
 }
 
-// The core seen from Python, for the benchmarks and the tests.
+// The core as Python sees it beside groups: names, host identities and the registry of algorithms;
+// for the benchmarks and the tests, copies and the model of devices, too.
 void bind_core(py::module_& module) {
   module.attr("PURPOSES") = py::tuple(py::cast(kPurposeNames));
-  module.attr("MOST_DEVICE_RANKS") = cuda::kMostRanks;
   module.def("copy", &copy_tensor, NoGil());
   module.def("kernel_seconds", &kernel_seconds, py::arg("collective"), py::arg("ranks"),
              py::arg("bytes"), py::arg("nvlink"), py::arg("capability"));
@@ -319,7 +318,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
 
   module.def("flight_rings", [] { return to_bytes(Groups::get().flight_rings()); });
   module.def("ask_for_records", [] { Groups::get().ask_for_records(); }, NoGil());
-  module.def("look_at_groups", [] { return Groups::get().look(); }, NoGil());
+  module.def("look_at_groups", [] { return Groups::get().hear_peers(); }, NoGil());
   module.def("tell_failures_to", [](int pipe) { Process::get().tell_failures_to(pipe); });
   module.def("close_groups", [](const std::string& error) {
     std::vector<int> calling;

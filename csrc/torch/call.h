@@ -97,7 +97,7 @@ enum class Whole : uint8_t { kInput, kOutput };
 enum class Shards : uint8_t { kOneEach, kEqual, kWithin };
 Call&& fill_shards(Call& call, Whole whole, Shards shards, RankAndSize self);
 std::vector<uint64_t> sizes_of(at::TensorList tensors);
-// Returns what both kinds of messages, on the CPU and on a device, take from a send or receive.
+// Returns the part of a send or receive that messages on the CPU and on a device have in common.
 MessageKind kind_of(const Call& call);
 Span memory_of(const Call& call);
 

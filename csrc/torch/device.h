@@ -31,19 +31,21 @@ class DeviceWork final : public c10d::Work {
   // Lets the tensors go if it was enqueued in the caller's own stream, where later work follows it
   // anyway.
   void forget();
-  // Returns what copies results, in a stream, to where they belong; null: they are there.
+  // Returns a function that copies results, in a stream, to where they belong; null: they are
+  // there.
   DeviceEngine::Finish finish() const;
 
   bool isCompleted() override { return end_ && end_->reached(); }
   bool isSuccess() const override { return end_ && end_->reached() && end_->good(); }
   std::exception_ptr exception() const override;
-  // The host waits, too, for a barrier, in simulation, or if there is a timeout.
+  // Has the current stream wait. The host waits, too, for a barrier, in simulation, or if there is
+  // a timeout.
   bool wait(std::chrono::milliseconds timeout = kNoTimeout) override;
   void synchronize() override { wait(); }
   void blockCurrentStream() override { wait(); }
   std::vector<at::Tensor> result() override { return outputs_; }
   int sourceRank() const override { return source_; }
-  // It is complete from the start. A user of its value waits in a stream.
+  // Returns a future that is complete from the start. A user of its value waits in a stream.
   c10::intrusive_ptr<c10::ivalue::Future> getFuture() override;
   uint64_t getSequencenumber() const override { return sequence_; }
 

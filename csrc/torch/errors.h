@@ -38,7 +38,7 @@ inline std::exception_ptr as_torch(const std::exception_ptr& error) {
   return error;
 }
 
-// Like with_torch_errors, for calls that can fail only because of a wrong argument.
+// Does the same for calls that can fail only because of a wrong argument.
 decltype(auto) with_value_errors(const auto& function) {
   try {
     return function();

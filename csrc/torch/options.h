@@ -24,7 +24,7 @@ struct Options final : c10d::Backend::Options {
   Config config;
   std::set<std::string> given;
 
-  // Whether tensors of CUDA devices are this group's, too. Not in "cpu:ringcomm,cuda:nccl".
+  // Tells whether tensors of CUDA devices are this group's, too. Not in "cpu:ringcomm,cuda:nccl".
   bool cuda = true;
 
   // In an elastic world its members meet through these links, unless guests join them.

@@ -20,7 +20,7 @@ void Backend::begin_life(std::shared_ptr<Communicator> group) {
   life_ = std::move(state);
 }
 
-// `meeting`: what the ranks have in common that meet, and no others. `aborts`: as many have been.
+// `meeting`: words that all ranks that meet have, and no others. `aborts`: as many have been.
 std::shared_ptr<Communicator> Backend::gather(CommunicatorOptions wanted,
                                               const std::vector<Way>& ways,
                                               const std::vector<std::string>& meeting,

@@ -36,16 +36,17 @@ Span span_of(const at::Tensor& tensor);  // its memory; it is contiguous
 class Staging {
  public:
   Span input(const at::Tensor& tensor);
-  // `apart`: always in a copy. Copies replace what is there in the order of these calls.
+  // Returns memory for a result. `apart`: always in a copy. Copies replace the tensors' content in
+  // the order of these calls.
   Span output(const at::Tensor& tensor, bool apart = false);
-  // The result replaces what is there. Dense memory is used whatever the order of its elements:
-  // every rank must have the same layout_of() it.
+  // Returns memory where the result replaces the input. Dense memory is used whatever the order of
+  // its elements: every rank must have the same layout_of() it.
   Span in_place(const at::Tensor& tensor, bool apart = false);
   // Copies these elements, each multiplied as ringcomm::scale() does.
   Span scaled(const Span& span, const at::TensorOptions& options, double factor);
 
   bool empty() const { return inputs_.empty() && results_.empty(); }
-  // Called after success: copies results to where they belong.
+  // Copies results to where they belong. Call it after success.
   void finish() const;
 
  private:

@@ -36,7 +36,7 @@ class Work final : public c10d::Work {
 
   // Sets the request for which wait() waits.
   void follow(std::shared_ptr<Request> request) { request_ = std::move(request); }
-  // Called once, on the thread that ended the operation.
+  // Ends the work. Called once, on the thread that ended the operation.
   void complete(const std::exception_ptr& error);
 
   bool wait(std::chrono::milliseconds timeout = kNoTimeout) override;

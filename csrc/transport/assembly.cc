@@ -268,13 +268,13 @@ bool Assembly::await(const std::function<bool()>& ready) {
   const auto longest = std::max<Clock::duration>(kLongestPause, options_.size * kLongestShare);
   return poll(deadline_.at(), longest, ready, [&](Clock::duration pause) {
     if (stage_ == 0 && store_.now() - start > kLongestPause && store_.served())
-      look_around(++looks);
+      look_for_mistake(++looks);
     rest(pause);
   });
 }
 
 // The ranks do not meet: is it for a mistake that can be told?
-void Assembly::look_around(int looks) {
+void Assembly::look_for_mistake(int looks) {
   if (looks == kLooks && !failure_.empty() && options_.warn) {
     options_.warn("the ranks have not met yet. Before, they failed with: " +
                   Failure(failure_).text);

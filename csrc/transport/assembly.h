@@ -2,9 +2,9 @@
 // say a word, and rank 0 answers all. A rank that gives up says why, and all give up.
 //
 // A store may outlive its ranks, so it may hold words of processes that are dead. Three rules keep
-// them out. Whatever a rank finds before its own first word is old; only a change counts. A roster
-// counts for a rank only if it holds this rank's card of today. And the keys of later stages have
-// rank 0's nonce and the number of its roster in them. If a card changes before all ranks have
+// them out. Words that a rank finds before its own first one are old; only a change counts. A
+// roster counts for a rank only if it holds this rank's card of today. And the keys of later stages
+// have rank 0's nonce and the number of its roster in them. If a card changes before all ranks have
 // confirmed the roster, rank 0 makes another one, and all begin again from there.
 //
 // The ranks meet by the group's name and by the list of its members. Ranks that give one name to
@@ -49,23 +49,24 @@ class Assembly {
   void end();
   // Counts the cards that were there when this rank came. Processes of later ones were alive then.
   int64_t before() const { return before_; }
-  // Leaves more for those whom it concerns, in an answer of rank 0. They read it after the stage.
+  // Leaves a further text for some ranks beside an answer of rank 0. They read it after the stage.
   void leave(const std::string& name, const std::string& text) { store_.set(left(name), text); }
   std::string read(const std::string& name) { return store_.get(left(name)); }
-  // Throws when it is in vain to await these ranks by other means. It may be slow.
+  // Throws when these ranks will not come. It may be slow.
   void check(const std::vector<Rank>& awaited);
-  // Tells that this rank gives up, before it closes what the others would take for its death.
+  // Tells that this rank gives up. Call it before closing sockets, which the others would take for
+  // its death.
   void give_up(const std::exception& error);
 
   // Tells that this rank cannot reach `other`, which awaits it, and why.
   void set_apart(Rank other, const std::string& why);
   bool some_are_apart() { return store_.has(apart("")); }
-  std::string apart_from(Rank other);  // what it said; ""
+  std::string apart_from(Rank other);  // that rank's reason; ""
 
-  // Throws what a rank has said that gave up: before a death is told.
+  // Throws the words of a rank that gave up. They come before the news of a death.
   void check_last_words();
 
-  // How it is known that a rank has died, from now on; before, the store may know.
+  // Tells whether a rank has died, once this is set; before, the store may know.
   std::function<std::optional<PeerError>(Rank)> died;
 
  private:
@@ -81,7 +82,7 @@ class Assembly {
   std::string roster() const { return base_ + "roster"; }
   std::string answer(size_t stage) const { return str(prefix_, kStages.at(stage), "-answer"); }
   std::string left(const std::string& name) const { return str(prefix_, "left/", name); }
-  // By which it is known that a rank has said what this one waits for.
+  // The key that shows that a rank has said the word this one waits for.
   std::string heard(Rank rank) const {
     return options_.rank == 0 ? key(rank) : stage_ == 0 ? roster() : answer(stage_);
   }
@@ -104,7 +105,7 @@ class Assembly {
             const Pause& pause);
   bool poll(Clock::time_point end, const std::function<bool()>& done);
   bool await(const std::function<bool()>& ready);
-  void look_around(int looks);
+  void look_for_mistake(int looks);
   void await_all(const std::function<bool()>& said);
   void rest(Clock::duration pause);
   void check_dead();

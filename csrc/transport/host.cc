@@ -30,8 +30,8 @@ std::string network_namespace() {
 
 bool is_known(const std::string& what) { return what != HostIdentity::kUnknown; }
 
-bool may_equal(const std::string& one, const std::string& other) {
-  return one == other || !is_known(one) || !is_known(other);
+bool may_equal(const std::string& a, const std::string& b) {
+  return a == b || !is_known(a) || !is_known(b);
 }
 
 }  // namespace
@@ -52,18 +52,18 @@ HostIdentity host_identity() {
           network_namespace(), ::geteuid()};
 }
 
-std::string why_apart(const std::vector<Card>& cards, Rank one, Rank other) {
-  const Card& a = cards[static_cast<size_t>(one)];
-  const Card& b = cards[static_cast<size_t>(other)];
+std::string why_apart(const std::vector<Card>& cards, Rank first, Rank second) {
+  const Card& a = cards[static_cast<size_t>(first)];
+  const Card& b = cards[static_cast<size_t>(second)];
   if (a.tcp || b.tcp || !a.may_share_network(b) || a.shares_host(b)) return "";
-  for (const Rank rank : {one, other}) {
+  for (const Rank rank : {first, second}) {
     const Card& card = cards[static_cast<size_t>(rank)];
     if (!is_known(card.boot_id)) {
       return str("rank ", rank, " cannot read /proc/sys/kernel/random/boot_id");
     }
     if (!is_known(card.network)) return str("rank ", rank, " cannot read /proc/self/ns/net");
   }
-  return str("rank ", one, " runs as user ", a.user, " and rank ", other, " as user ", b.user);
+  return str("rank ", first, " runs as user ", a.user, " and rank ", second, " as user ", b.user);
 }
 
 Card make_card() {
@@ -96,9 +96,9 @@ void require_agreement(const std::vector<Card>& cards) {
 }
 
 void refuse_own(const std::vector<Address>& theirs, const std::vector<Address>& own, Rank peer) {
-  for (const Address& one : theirs) {
-    const auto same = [&](const Address& mine) { return mine.same_host(one); };
-    if (!one.is_loopback() && std::ranges::none_of(own, same)) return;
+  for (const Address& address : theirs) {
+    const auto same = [&](const Address& mine) { return mine.same_host(address); };
+    if (!address.is_loopback() && std::ranges::none_of(own, same)) return;
   }
   throw UsageError(str("rank ", peer, " listens at ", theirs[0].to_text(),
                        ", an address that this host, which is another one, has as well: choose an "

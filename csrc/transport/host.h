@@ -10,8 +10,8 @@
 namespace ringcomm {
 
 // The one rule for who shares a host, for the core and for Python: an equal boot id, network
-// namespace (abstract sockets live in it) and user; never an environment variable. What cannot be
-// shown to be one host is two.
+// namespace (abstract sockets live in it) and user; never an environment variable. Ranks that do
+// not prove to share a host do not.
 struct HostIdentity {
   static constexpr const char* kUnknown = "unknown";  // equals nothing
 
@@ -21,16 +21,16 @@ struct HostIdentity {
   uid_t user = 0;
 
   bool same_host(const HostIdentity& other) const;
-  // May loopback lead from one to the other?
+  // Tells whether loopback may lead from one to the other.
   bool may_share_network(const HostIdentity& other) const;
 };
-// Returns that of this process. Throws SystemError when nothing can be read.
+// Returns this process's identity. Throws SystemError when nothing can be read.
 HostIdentity host_identity();
 
 // A rank's entry in the store. That two share a host is confirmed by mapping the peer's memory.
 struct Card : HostIdentity {
   std::string build;      // hash of the engine's source: other builds may plan otherwise
-  std::string algorithm;  // that this rank asks for; empty: what rank 0 says
+  std::string algorithm;  // that this rank asks for; empty: rank 0 decides
   std::string socket;     // abstract name, random; of the process
   int64_t pid = 0;
   bool tcp = false;    // RINGCOMM_TRANSPORT=tcp there: as if on a host of its own
@@ -46,12 +46,12 @@ Card make_card();  // throws SystemError
 // Throws where ranks would run different plans: of different builds PeerError, of different
 // requests UsageError. All ranks see the same cards: so all throw, or none.
 void require_agreement(const std::vector<Card>& cards);
-// Why two ranks that do not share memory do not, where that is a surprise; else "".
-std::string why_apart(const std::vector<Card>& cards, Rank one, Rank other);
-// Loopback and such as docker0's are every host's own: who is told one looks for that rank at home.
-// Throws UsageError when `theirs`, of a rank on another host, has no other address.
+// Returns why two ranks do not share memory, where that is a surprise; else "".
+std::string why_apart(const std::vector<Card>& cards, Rank first, Rank second);
+// Throws UsageError when `theirs`, of a rank on another host, has only addresses that this host has
+// as well, such as loopback and docker0's: this rank would look for that one at home.
 void refuse_own(const std::vector<Address>& theirs, const std::vector<Address>& own, Rank peer);
-// Is that process of this host stopped, by SIGSTOP or a debugger?
+// Tells whether that process of this host is stopped, by SIGSTOP or a debugger.
 bool is_stopped(pid_t process);
 
 }  // namespace ringcomm

@@ -7,7 +7,7 @@ namespace ringcomm {
 namespace {
 
 constexpr size_t kMost = 4096;
-constexpr int kHighest = 1 << 24;  // a rank's number; whatever is in the store, no loop is longer
+constexpr int kHighest = 1 << 24;  // a rank's number; a store with garbage makes no longer loops
 
 // Runs of three and more as their ends: 0-7,9,12.
 std::string runs(const std::vector<int>& ranks, const char* comma) {

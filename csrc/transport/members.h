@@ -1,4 +1,4 @@
-// Which ranks of the whole job make a group together: as a rank says it to others.
+// The ranks of the whole job that make a group together, as one of them names them to others.
 #pragma once
 
 #include <string>
@@ -16,10 +16,10 @@ struct Members {
   std::vector<int> ranks;  // in the job
 
   static Members all(int size);
-  // The result has no ranks if the text is malformed.
+  // Returns Members without ranks if the text is malformed.
   static Members from_text(const std::string& text);
   std::string to_text() const;
-  // For people: [0-7, 9, 12].
+  // Returns the ranks for people: [0-7, 9, 12].
   std::string shown() const;
   int number() const { return ranks.at(static_cast<size_t>(rank)); }
   bool overlap(const Members& other) const;

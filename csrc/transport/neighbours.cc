@@ -41,7 +41,7 @@ Neighbour::Neighbour(Neighbours& all, Fd socket, uint64_t number)
       process_(owner_of_peer(socket_).pid) {}
 
 bool Neighbour::lost() const {
-  all_.look();
+  all_.take_arrived();
   return lost_.load(std::memory_order_acquire);
 }
 
@@ -133,8 +133,8 @@ void Neighbours::drop(const NeighbourPtr& other) {
 Neighbours::Reached Neighbours::reach(const std::string& name) {
   const std::lock_guard lock(mutex_);
   if (name == card_.socket) return {self_, false, {}};
-  if (const auto found = known_.find(name); found != known_.end()) {
-    Known& known = found->second;
+  if (const auto entry = known_.find(name); entry != known_.end()) {
+    Known& known = entry->second;
     if (known.trouble) throw SystemError(*std::exchange(known.trouble, std::nullopt));
     if (known.process) return {known.process->met_ ? known.process : nullptr, false, {}};
     if (!known.apart.empty()) return {nullptr, false, known.apart};
@@ -212,9 +212,9 @@ void Neighbours::note(const std::string& name, const SystemError& error) {
   }
 }
 
-// ---- what comes
+// ---- messages that come
 
-void Neighbours::look() {
+void Neighbours::take_arrived() {
   const int64_t now = Clock::now().time_since_epoch().count();
   const int64_t before = looked_.load(std::memory_order_relaxed);
   if (now - before < std::chrono::nanoseconds(kLookEvery).count()) return;
@@ -243,8 +243,8 @@ void Neighbours::progress() {
     const uint64_t number = events[static_cast<size_t>(i)].data.u64;
     if (number == kListener) {
       accept_all();
-    } else if (const auto found = sockets_.find(number); found != sockets_.end()) {
-      read_from(NeighbourPtr(found->second));
+    } else if (const auto entry = sockets_.find(number); entry != sockets_.end()) {
+      read_from(NeighbourPtr(entry->second));
     }
   }
 }
@@ -335,9 +335,9 @@ bool Neighbours::send(Neighbour& other, const Parcel& parcel, const Fd& descript
 
 Fd Neighbours::take(const Parcel& parcel) {
   const std::lock_guard lock(mutex_);
-  auto found = arrived_.extract(parcel);
-  if (!found) return Fd();
-  Arrived& arrived = found.mapped();
+  auto node = arrived_.extract(parcel);
+  if (!node) return Fd();
+  Arrived& arrived = node.mapped();
   if (arrived.error != 0) throw SystemError("receiving shared memory", arrived.error);
   return std::move(arrived.descriptor);
 }

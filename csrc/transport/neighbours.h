@@ -3,7 +3,7 @@
 // above all, and its end is the other's death. A process has one listener and one epoll.
 //
 // The process with the lower name connects to the other. Each then tells its name and passes its
-// doorbell. What comes is taken by whichever thread looks, and kept until it is wanted, so groups
+// doorbell. Any thread that looks takes messages, and keeps them until they are wanted, so groups
 // meet in any order and on several threads at once.
 #pragma once
 
@@ -21,7 +21,7 @@
 
 namespace ringcomm {
 
-// The pages behind a doorbell's: what the process shows to its neighbours, also when it is dead
+// The pages behind a doorbell's, which neighbours can read even when the process is dead
 // (elastic/link.h).
 inline constexpr size_t kNoticeOffset = SegmentLayout::kPage;
 inline constexpr size_t kNoticeBytes = 2 * SegmentLayout::kPage;
@@ -53,7 +53,7 @@ struct Parcel {
 
 class Neighbours;
 
-// One of them.
+// A process of this host, as another one sees it.
 class Neighbour {
  public:
   Neighbour(Neighbours& all, Fd socket, uint64_t number);
@@ -61,11 +61,12 @@ class Neighbour {
   const Doorbell& bell() const { return bell_; }
   std::byte* notice() const { return page_.data() + kNoticeOffset; }  // not this process's own
   pid_t process() const { return process_; }
-  const std::string& name() const { return name_; }  // of its socket
+  const std::string& name() const { return name_; }  // its socket's
   bool lost() const;                                 // its process has ended
-  // Without a descriptor, the words go. False: not now, there is no room, or it has ended.
+  // Sends the descriptor, or the words where it is empty. Returns false if there is no room now, or
+  // its process has ended.
   bool send(const Parcel& parcel, const Fd& descriptor, const std::string& words = {});
-  Fd take(const Parcel& parcel);     // what it has sent so far, or an empty one
+  Fd take(const Parcel& parcel);     // the one that it has sent, or an empty one
   void forget() { page_.forget(); }  // in a forked child
 
  private:
@@ -95,7 +96,7 @@ class Neighbours {
     bool gone = false;                     // nobody listens there any more
     std::string apart;                     // why they cannot share memory though both live
   };
-  // Finds the process of that name. Connects if it is for this one to do.
+  // Finds the process of that name. Connects if that is this one's part.
   Reached reach(const std::string& name);
   bool is_gone(const std::string& name) const;  // by a trial
   void set_apart(const std::string& name, const std::string& why) {
@@ -103,17 +104,19 @@ class Neighbours {
     known_[name].set_apart(why);
   }
 
-  // Waits for something to come, and takes it; at once if anybody has since `news` was read.
+  // Waits for a message to come, and takes it. Returns at once if any thread has taken one since
+  // `news` was read.
   void wait(Clock::duration most, uint64_t news);
   uint64_t news() const { return news_.load(std::memory_order_relaxed); }
-  // Takes what has come, at most once a millisecond: one system call, however many there are.
-  void look();
+  // Takes messages that have come, at most once a millisecond, by one system call however many
+  // there are.
+  void take_arrived();
   Fd take(const Parcel& parcel);  // empty: it has not come. Throws SystemError when it is lost
-  // the same; never empty
+  // Takes words likewise. Returns "" if they have not come.
   std::string take_words(const Parcel& parcel) {
     const std::lock_guard lock(mutex_);
-    const auto found = arrived_.extract(parcel);
-    return found ? found.mapped().words : "";
+    const auto node = arrived_.extract(parcel);
+    return node ? node.mapped().words : "";
   }
   void end(uint64_t group_id);               // wants nothing of it any more
   static constexpr size_t kMostWords = 464;  // bytes of one parcel
@@ -127,7 +130,7 @@ class Neighbours {
 
   void before_fork() { mutex_.lock(); }
   void after_fork() { mutex_.unlock(); }
-  // In a forked child: closes the sockets; nothing else of this may be used.
+  // Closes the sockets in a forked child, where nothing else of this may be used.
   void forked();
 
  private:
@@ -139,7 +142,7 @@ class Neighbours {
     std::string words;
   };
   using NeighbourPtr = std::shared_ptr<Neighbour>;
-  struct Known {  // what is known of the process of a name
+  struct Known {  // this process's knowledge of another, by its name
     NeighbourPtr process;
     std::string apart;                   // see Reached
     std::optional<SystemError> trouble;  // this process's own, in meeting that one
@@ -164,7 +167,7 @@ class Neighbours {
   bool send(Neighbour& other, const Parcel& parcel, const Fd& descriptor, const std::string& words);
   void note(const std::string& name, const SystemError& error);
 
-  std::atomic<int64_t> looked_{0};  // when, for look()
+  std::atomic<int64_t> looked_{0};  // when, for take_arrived()
   std::atomic<int> deaf_{0};
   std::atomic<uint64_t> news_{0};  // how often something had come
 

@@ -70,7 +70,7 @@ void RemotePeer::put(std::byte* target, uint64_t bytes, const std::byte* source)
 
 void RemotePeer::signal(int lane, int half, uint64_t stamp) {
   const auto called = ends_.own->of(Board::kHost).called.load(std::memory_order_relaxed);
-  if (told_called_.load(std::memory_order_relaxed) != called) tell();
+  if (told_called_.load(std::memory_order_relaxed) != called) send_state();
   flush_put(lane, half, stamp);
   wire_.flush();
 }
@@ -125,11 +125,11 @@ void RemotePeer::stream_read(uint64_t cursor) {
   wire_.flush();
 }
 
-void RemotePeer::tell() {
+void RemotePeer::send_state() {
   wire_.post({.type = FrameType::kState, .channel = channel_}, Payload(state()));
 }
 
-void RemotePeer::tell_of(Rank other, const RankState& state) {
+void RemotePeer::send_failure_of(Rank other, const RankState& state) {
   const auto offset = static_cast<uint64_t>(other) + 1;  // 0: of the one that tells
   wire_.post({.type = FrameType::kState, .channel = channel_, .offset = offset},
              Payload(bytes_of(state)));
@@ -246,7 +246,7 @@ void RemotePeer::heard_of(uint64_t other, const RankState& state) {
   if (ends_.remote_ranks == nullptr || other >= ends_.remote_ranks->size() || state.failed == 0)
     return;
   const auto rank = static_cast<Rank>(other);
-  if (!ends_.remote_ranks->tell_of(rank, state)) return;
+  if (!ends_.remote_ranks->keep_failure_of(rank, state)) return;
   note_failure(*ends_.own, rank);
   wire_.alarm();
 }

@@ -19,8 +19,8 @@
 
 namespace ringcomm {
 
-// Memory of this process that is made when somebody first needs it. Any thread. Who reads from the
-// network cannot fail the group: a lack of memory is noted, and check() tells who can.
+// Memory of this process that is made when somebody first needs it. Any thread. A thread that reads
+// from the network cannot fail the group: a lack of memory is noted, and check() tells who can.
 class LateSegment {
  public:
   LateSegment(const SegmentLayout& layout, Rank peer) : layout_(layout), peer_(peer) {}
@@ -88,12 +88,12 @@ class RemotePeer final : public Receiver {
   // ---- any thread's
   void stream_written(uint64_t begin, uint64_t end);  // cursors of the peer's mailbox
   void stream_read(uint64_t cursor);                  // of my mailbox
-  void tell();                                        // what my header says
-  void tell_now() {
-    tell();
+  void send_state();                                  // as my header has it
+  void send_state_now() {
+    send_state();
     wire_.flush();
   }
-  void tell_of(Rank other, const RankState& state);  // that it has failed
+  void send_failure_of(Rank other, const RankState& state);  // that it has failed
   bool left() const {
     const Segment* shadow = shadow_.find();
     return shadow != nullptr && shadow->header().left.load(std::memory_order_acquire) != 0;
@@ -125,7 +125,7 @@ class RemotePeer final : public Receiver {
   uint64_t sent_ = 0;
   std::atomic<uint64_t> told_called_{0}, told_finished_{0};  // the peer knows of these operations
   std::atomic<uint64_t> told_blame_{0};                      // and of whom this rank waits for
-  std::atomic<uint64_t> credited_{0};  // what the peer knows of my reading its stream
+  std::atomic<uint64_t> credited_{0};  // so far the peer knows that I have read its stream
   uint64_t arrived_[kLineLanes] = {};  // signals delivered
 };
 

@@ -21,8 +21,8 @@ Contact Contacts::of(Rank rank) const {
 }
 
 Rank Contacts::rank_of(const ProcessId& id) const {
-  const auto found = std::ranges::find(ids_, id);
-  return found == ids_.end() ? -1 : static_cast<Rank>(found - ids_.begin());
+  const auto place = std::ranges::find(ids_, id);
+  return place == ids_.end() ? -1 : static_cast<Rank>(place - ids_.begin());
 }
 
 RemoteRanks::~RemoteRanks() {
@@ -55,10 +55,10 @@ RemotePeer& RemoteRanks::get(Rank rank) {
 
 void RemoteRanks::forget() {
   network_ = nullptr;
-  each([](RemotePeer& peer) { peer.forget(); });
+  for_each([](RemotePeer& peer) { peer.forget(); });
 }
 
-bool RemoteRanks::tell_of(Rank rank, const RankState& state) {
+bool RemoteRanks::keep_failure_of(Rank rank, const RankState& state) {
   const std::lock_guard lock(mutex_);
   if (told_rank_.load(std::memory_order_relaxed) >= 0) return false;
   told_ = state;

@@ -20,7 +20,7 @@ class Contacts {
 
  private:
   Mapping text_;
-  std::vector<uint32_t> begins_;  // of each line, and of the one after the last
+  std::vector<uint32_t> begins_;  // where each line begins, and where the last one ends
   std::vector<ProcessId> ids_;
 };
 
@@ -41,7 +41,7 @@ class RemoteRanks final : public Directory {
   }
   RemotePeer& get(Rank rank);  // any thread
   template <typename Act>
-  void each(Act&& act) const {  // of those that find() finds
+  void for_each(Act&& act) const {  // calls act for all that find() knows
     for (const auto& slot : peers_) {
       if (RemotePeer* const peer = slot.load(std::memory_order_acquire)) act(*peer);
     }
@@ -51,11 +51,12 @@ class RemoteRanks final : public Directory {
 
   // Returns the words about a rank that failed, if another one has told of it first.
   const RankState* told_of(Rank rank) const {
-    const bool known = told_rank_.load(std::memory_order_acquire) == rank;  // partner: tell_of()
+    const bool known =
+        told_rank_.load(std::memory_order_acquire) == rank;  // partner: keep_failure_of()
     return known ? &told_ : nullptr;
   }
   // Keeps these words, and returns true, if they are the first of their kind.
-  bool tell_of(Rank rank, const RankState& state);
+  bool keep_failure_of(Rank rank, const RankState& state);
 
   // ---- the network's
   std::optional<Contact> contact_of(const ProcessId& id) override;

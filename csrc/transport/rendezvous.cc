@@ -40,7 +40,7 @@ class Rendezvous {
       mine_.algorithm = options_.algorithm();
       while (!met()) {
       }
-      if (options_.rank == 0) tell_who_is_apart();
+      if (options_.rank == 0) log_first_apart();
     } catch (const std::exception& error) {
       give_up(error);
       throw;
@@ -134,13 +134,13 @@ class Rendezvous {
     return apart_.empty() ? "" : tell_hosts(lists_ + 1);
   }
 
-  static std::string pair_text(Rank one, Rank other, const std::string& why) {
-    return str("rank ", one, " and rank ", other,
+  static std::string pair_text(Rank first, Rank second, const std::string& why) {
+    return str("rank ", first, " and rank ", second,
                " use TCP, as if they were on two hosts, since they cannot share memory: ", why);
   }
 
   // Logs one line, about the first such pair. The ranks of a host are alike.
-  void tell_who_is_apart() {
+  void log_first_apart() {
     const auto firsts = roster_.first_ranks();
     for (size_t i = 1; i < firsts.size() && why_.empty(); ++i) {
       for (size_t j = 0; j < i && why_.empty(); ++j) {
@@ -151,7 +151,7 @@ class Rendezvous {
     if (!why_.empty() && neighbours_.first_time(why_)) options_.warn(why_);
   }
 
-  // ---- what rank 0 has told
+  // ---- the words of rank 0
 
   static std::string cards_of(int host, int lists) { return str("host", host, '/', lists); }
   int own_host() const { return roster_.host(options_.rank); }
@@ -237,16 +237,16 @@ class Rendezvous {
 
   // Until each of them is resolved.
   void await(std::vector<Rank> missing, const std::function<bool(Rank)>& resolved) {
-    Deadline look(kLookEvery);
+    Deadline next_check(kLookEvery);
     while (true) {
       const uint64_t seen = neighbours_.news();  // looking at one may take what comes for another
       std::erase_if(missing, resolved);
       if (missing.empty()) return;
       neighbours_.wait(std::min<Clock::duration>(kSlice, deadline_.left()), seen);
       options_.interrupt();
-      if (!look.passed() && !deadline_.passed()) continue;
+      if (!next_check.passed() && !deadline_.passed()) continue;
       check(missing);
-      look = Deadline(kLookEvery);
+      next_check = Deadline(kLookEvery);
     }
   }
 
@@ -366,7 +366,7 @@ class Rendezvous {
   // How far hosts are, which the first rank of each looks at. The longest way counts for all.
   void measure(const Contact& next) {
     std::vector<std::string> addresses;
-    for (const Address& one : next.addresses) addresses.push_back(one.to_text());
+    for (const Address& address : next.addresses) addresses.push_back(address.to_text());
     const std::string mine = is_first() ? str(options_.distance(addresses)) : "";
     const std::string longest = assembly_.exchange(
         mine, roster_.first_ranks(), [](auto& words) { return *std::ranges::max_element(words); });

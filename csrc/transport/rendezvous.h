@@ -35,7 +35,7 @@ struct RendezvousOptions {
   // largest.
   std::function<Across(int here, int most, int distance)> across;
   bool tcp = false;        // ranks of one host are as if on others
-  std::string host;        // what this host is called; "": its hostname
+  std::string host;        // this host's name; "": its hostname
   std::string costs_text;  // of rank 0, one line: all get it with the cards
   // Returns the algorithm that this rank asks for: one word, or none. If it throws, the others hear
   // of it.

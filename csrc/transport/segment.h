@@ -26,7 +26,7 @@ namespace ringcomm {
 
 inline constexpr uint64_t kSegmentMagic = 0x72636f6d6d303031;  // "rcomm001"
 inline constexpr size_t kFailureBytes = 1024;
-inline constexpr size_t kChoices = 96;  // what a rank has chosen for all (exec/tuner.h)
+inline constexpr size_t kChoices = 96;  // a rank's choices for all (exec/tuner.h)
 inline constexpr size_t kLinePayload = 112;
 inline constexpr int kLineLanes = 2;
 
@@ -164,11 +164,12 @@ class Segment {
   SegmentLayout layout_;
 };
 
-// The board: its owner writes it, and any rank reads it.
+// Write and read the board: its owner writes it, and any rank reads it.
 void write_board(Header& header, Board board, const Descriptor& descriptor);
 std::optional<Descriptor> read_board(const Header& header, Board board, uint64_t sequence);
 
-// The owner of the header writes it. Words that change while they are read are no blame.
+// Write and read the blame. Only the header's owner writes. Words that change while they are read
+// are no blame.
 void write_blame(Header& header, const Blame& blame);
 Blame read_blame(const Header& header);
 
@@ -177,8 +178,8 @@ Blame read_blame(const Header& header);
 void write_failure(Header& own, const std::string& reason);
 void note_failure(Header& header, Rank by);
 
-// A memfd of exactly `bytes`, sealed against growing and shrinking, so that no peer can turn a load
-// into SIGBUS. Nothing appears in /dev/shm or anywhere else, and nothing is left behind.
+// Makes a memfd of exactly `bytes`, sealed against growing and shrinking, so that no peer can turn
+// a load into SIGBUS. Nothing appears in /dev/shm or anywhere else, and nothing is left behind.
 Fd make_sealed_memfd(const char* name, uint64_t bytes);
 // Tells whether that errno means that the call is not allowed.
 bool is_forbidden(int code);

@@ -14,7 +14,7 @@ SocketStore::SocketStore(Neighbours& neighbours, Rank self, const std::vector<Wa
       channel_(channel),
       here_(neighbours.reach(neighbours.card().socket).neighbour),
       self_(self),
-      look_(kLookEvery) {
+      next_check_(kLookEvery) {
   for (const Way& way : ways) {
     const auto rank = static_cast<Rank>(ends_.size());
     End& end = ends_.emplace_back();
@@ -55,7 +55,7 @@ int64_t SocketStore::said(const std::string& list) {
 }
 
 bool SocketStore::wait(Clock::duration most) {
-  // A short pause is a slice as well, for it must sleep: what comes ends it.
+  // A short pause is a slice as well, for it must sleep: a message ends it.
   neighbours_.wait(most > most.zero() ? kSlice : most, neighbours_.news());
   const bool heard = hear();
   say();
@@ -65,8 +65,8 @@ bool SocketStore::wait(Clock::duration most) {
 std::optional<PeerError> SocketStore::died(Rank rank) {
   End& end = ends_[static_cast<size_t>(rank)];
   auto& [neighbour, gone, apart] = end.reached;
-  if (end.way.wire == nullptr && !end.way.socket.empty() && !neighbour && look_.passed()) {
-    look_ = Deadline(kLookEvery);
+  if (end.way.wire == nullptr && !end.way.socket.empty() && !neighbour && next_check_.passed()) {
+    next_check_ = Deadline(kLookEvery);
     gone = gone || neighbours_.is_gone(end.way.socket);
   }
   std::string why;

@@ -2,8 +2,9 @@
 // ranks know how each other's process is reached, and talk over the sockets between them. Its keys
 // are set once, and it serves one meeting.
 //
-// A rank may come before another one listens: what it says to a process of this host is kept there,
-// and to other hosts it is lost. So each rank says all once more when it first hears of another.
+// A rank may come before another one listens. Its words to a process of this host are kept there,
+// and those to other hosts are lost. So each rank says all once more when it first hears of
+// another.
 #pragma once
 
 #include "net/session.h"
@@ -45,7 +46,7 @@ class SocketStore final : public Store, private Receiver {
     Neighbours::Reached reached;  // of this host
     size_t said = 0;              // pieces
     int32_t heard = 0;
-    std::string text;  // of the pieces so far
+    std::string text;  // the pieces so far, joined
   };
   bool reach(End& end);
   bool say(const End& end);
@@ -59,9 +60,9 @@ class SocketStore final : public Store, private Receiver {
   const std::shared_ptr<Neighbour> here_;  // keeps what comes from other hosts
   const Rank self_;
   std::map<std::string, std::string> values_;
-  std::vector<std::string> pieces_;  // of what this rank says
+  std::vector<std::string> pieces_;  // of this rank's words
   std::vector<End> ends_;            // by rank
-  Deadline look_;                    // at a process that is silent
+  Deadline next_check_;              // at a process that is silent
 };
 
 }  // namespace ringcomm

@@ -41,7 +41,7 @@ class Store {
   virtual std::string host() { return {}; }
   // Returns the time by which waiting is timed.
   virtual Clock::time_point now() { return Clock::now(); }
-  // Waits between two questions. True: the answer may be another one by now.
+  // Waits between two questions. Returns true if the answer may have changed by now.
   virtual bool wait(Clock::duration most) {
     std::this_thread::sleep_for(most);
     return false;

@@ -134,7 +134,7 @@ void Transport::fail(const std::string& reason) {
     note_failure(peer.segment.header(), rank_);
     peer.doorbell.ring(kAllNews);
   }
-  tell_remotes([](RemotePeer& peer) { peer.tell_now(); });
+  tell_remotes([](RemotePeer& peer) { peer.send_state_now(); });
 }
 
 // Those with which this process talks, and those at distances of 1, 2, 4 and so on: they tell
@@ -166,7 +166,7 @@ void Transport::pass_on() {
   words.failed = 1;
   failure(*first).copy(words.failure, kFailureBytes - 1);
   tell_remotes([&](RemotePeer& peer) {
-    if (peer.rank() != *first) peer.tell_of(*first, words);
+    if (peer.rank() != *first) peer.send_failure_of(*first, words);
   });
 }
 
@@ -182,7 +182,7 @@ void Transport::blame(const Blame& blame) {
 
 void Transport::ask_for_records() {
   own_.header().asked.store(static_cast<uint32_t>(times_asked()) + 1, std::memory_order_release);
-  tell_remotes([](RemotePeer& peer) { peer.tell_now(); });
+  tell_remotes([](RemotePeer& peer) { peer.send_state_now(); });
 }
 
 uint64_t Transport::times_asked() {
@@ -196,7 +196,7 @@ uint64_t Transport::times_asked() {
   while (own < times && !own_.header().asked.compare_exchange_weak(own, times)) {
   }
   if (own < times) {
-    tell_remotes([](RemotePeer& peer) { peer.tell_now(); });
+    tell_remotes([](RemotePeer& peer) { peer.send_state_now(); });
   }
   return times;
 }
@@ -255,7 +255,7 @@ void Transport::leave() {
   own_.header().left.store(1, std::memory_order_seq_cst);  // partner: state()
   for (ShmPeer& other : here_) other.doorbell.notify(kAllNews);
   each_remote([](RemotePeer& remote) {  // others learn of it when they look for us
-    if (remote.wire().reached()) remote.tell_now();
+    if (remote.wire().reached()) remote.send_state_now();
   });
 }
 

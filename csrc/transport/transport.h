@@ -90,7 +90,7 @@ class Transport {
     for (RemotePeer* remote : used_) remote->reclaim_lent();
   }
 
-  // The stamp says which operation the signal belongs to.
+  // Signals a rank. The stamp says which operation the signal belongs to.
   virtual void signal(Rank to, int lane, int half, uint64_t stamp) {
     ShmPeer* const peer = here(to);
     if (peer == nullptr) return use(remote_ranks_->get(to)).signal(lane, half, stamp);
@@ -109,8 +109,8 @@ class Transport {
     return line == nullptr ? 0 : line->stamp.load(std::memory_order_relaxed);
   }
 
-  // Reads from remote ranks and writes to them; true when something came. A thread that calls it
-  // often says so by begin_driving(). end_driving() says whether it sleeps then.
+  // Reads from remote ranks and writes to them. Returns true when something came. A thread that
+  // calls it often says so by begin_driving(). end_driving() says whether it sleeps then.
   bool progress() { return network() != nullptr && network()->progress(); }
   void begin_driving() {
     if (network() != nullptr) network()->begin_driving();
@@ -130,16 +130,17 @@ class Transport {
   Traffic traffic() const;
   uint64_t undelivered();  // frames that remote ranks may not have yet
 
-  // A bounded byte stream to and from each peer, for send/recv; safe beside a running operation,
-  // one thread at a time. write and read return how many bytes they took; 0: full, or empty.
+  // Write and read a bounded byte stream to and from each peer, for send/recv; safe beside a
+  // running operation, one thread at a time. They return how many bytes they took; 0: full, or
+  // empty.
   size_t stream_write(Rank to, const std::byte* data, size_t bytes);
   // A read may go past the caches into `data`.
   size_t stream_read(Rank from, std::byte* data, size_t bytes, bool past_caches = false);
   size_t stream_space(Rank to);
   size_t stream_available(Rank from);
 
-  // The slow path: a waiting rank looks at its peers, and speaks of itself. Any thread may call
-  // these.
+  // ---- the slow path: a waiting rank looks at its peers, and speaks of itself. Any thread may
+  // call these.
   void announce(Board board, const Descriptor& descriptor);  // begins this operation
   // Notes that this operation is done.
   void finish(Board board, uint64_t sequence) {
@@ -169,7 +170,7 @@ class Transport {
   std::string condition(Rank rank);  // "alive", "stopped by a signal"
   std::string loss(Rank rank);       // of a connection that is lost: why
   void leave();                      // goodbye
-  // For a forked child: closes the sockets that would keep this rank looking alive. Touches no
+  // Closes, in a forked child, the sockets that would keep this rank looking alive. Touches no
   // shared memory.
   void forget();
 
@@ -183,8 +184,8 @@ class Transport {
   }
   // Returns the memory for tensors of `owner`, a rank of this host.
   std::span<std::byte> buffers(Rank owner) const { return peer(owner).segment.buffers(); }
-  // Passes a descriptor of a device to a rank of this host, by a number that names it. False: not
-  // now. An empty one: it has not come.
+  // Pass a descriptor of a device to a rank of this host, by a number that names it. send() returns
+  // false if there is no room now, and take() an empty one if it has not come.
   bool send(Rank to, uint32_t number, const Fd& descriptor);
   Fd take(Rank from, uint32_t number);
 
@@ -241,7 +242,7 @@ class Transport {
     return shadow == nullptr ? nullptr : &shadow->header();
   }
   void each_remote(auto&& act) const {
-    if (remote_ranks_) remote_ranks_->each(act);
+    if (remote_ranks_) remote_ranks_->for_each(act);
   }
 
   const Rank rank_;
@@ -261,7 +262,7 @@ class Driving {
   Driving(const Driving&) = delete;
 
   // Sleeps on this process's doorbell. If a remote rank is awaited, it sleeps on the network as
-  // well; else others drive meanwhile. True when something came from the network.
+  // well; else others drive meanwhile. Returns true when something came from the network.
   bool sleep(Rank awaited, uint32_t news, auto&& ready, Clock::duration most) {
     const Network* const network = transport_.network();
     if (awaited >= 0 && transport_.is_remote(awaited) && network != nullptr &&

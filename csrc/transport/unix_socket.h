@@ -11,18 +11,20 @@
 
 namespace ringcomm {
 
-// The user and the process at the other end; ids of -1 where they are not known.
+// Returns the user and the process at the other end; ids of -1 where they are not known.
 ucred owner_of_peer(const Fd& socket);
 
 Fd listen_unix(const std::string& abstract_name, int backlog);
-// Throws SystemError at once: EAGAIN when the listener has no room, ECONNREFUSED when it is gone.
+// Connects, or throws SystemError at once: EAGAIN when the listener has no room, ECONNREFUSED when
+// it is gone.
 Fd connect_unix(const std::string& abstract_name);
-// An empty Fd when nobody has come. Connections of other users are refused.
+// Accepts a connection, or returns an empty Fd when none has come. Refuses other users.
 Fd accept_unix(const Fd& listener);
 
-// One message of fixed size, with a descriptor where that is not empty. Both throw SystemError:
-// receiving, also where the descriptor did not come because this process has no room for it; the
-// bytes are there then. Sending does not wait for room; false: there is none now.
+// Send and receive one message of fixed size, with a descriptor where that is not empty. Both throw
+// SystemError: receiving, also where the descriptor did not come because this process has no room
+// for it; the bytes are there then. Sending does not wait for room, and returns false if there is
+// none now.
 bool send_message(const Fd& socket, std::span<const std::byte> bytes, const Fd& descriptor);
 enum class Received : uint8_t { kNothing, kMessage, kClosed };
 Received try_receive(const Fd& socket, std::span<std::byte> bytes, Fd& descriptor);

@@ -9,7 +9,7 @@ namespace {
   throw Violation(what, other);
 }
 
-// Whose contributions must be where in a rank's output, and from where in their inputs.
+// The ranks whose contributions must be in a rank's output, where, and from where in their inputs.
 class Origins {
  public:
   struct Origin {
@@ -76,21 +76,21 @@ void Cell::note(const Read& next) {
 }
 
 void Cell::check_reads(const Clock& now) const {
-  for (const Read& one : reads) {
-    if (one.time <= now[static_cast<size_t>(one.rank)]) continue;
-    fail(str("overwrites what rank ", one.rank, " may still be reading"), one.event);
+  for (const Read& read : reads) {
+    if (read.time <= now[static_cast<size_t>(read.rank)]) continue;
+    fail(str("overwrites what rank ", read.rank, " may still be reading"), read.event);
   }
 }
 
 size_t Region::cut(uint64_t at) {
-  const auto found = std::ranges::upper_bound(cells_, at, {}, &Cell::begin) - 1;
-  const auto index = static_cast<size_t>(found - cells_.begin());
-  if (found->begin == at) return index;
-  if (found->end <= at) return index + 1;
-  Cell rest = *found;
+  const auto cell = std::ranges::upper_bound(cells_, at, {}, &Cell::begin) - 1;
+  const auto index = static_cast<size_t>(cell - cells_.begin());
+  if (cell->begin == at) return index;
+  if (cell->end <= at) return index + 1;
+  Cell rest = *cell;
   rest.value = rest.value.after(at - rest.begin);
-  rest.begin = found->end = at;
-  cells_.insert(found + 1, std::move(rest));
+  rest.begin = cell->end = at;
+  cells_.insert(cell + 1, std::move(rest));
   return index + 1;
 }
 
@@ -201,8 +201,8 @@ Range Memory::locate(const Ref& ref, uint64_t bytes, size_t operation, Rank rank
   return {whole.region, whole.begin + ref.offset, bytes};
 }
 
-Pieces Memory::read(const Range& range, size_t operation, Rank rank, const Clock& now) {
-  Pieces pieces;
+ValueRuns Memory::read(const Range& range, size_t operation, Rank rank, const Clock& now) {
+  ValueRuns runs;
   const auto [first, last] = range.region->cells(range.begin, range.end());
   for (size_t i = first; i < last; ++i) {
     Cell& cell = (*range.region)[i];
@@ -215,15 +215,15 @@ Pieces Memory::read(const Range& range, size_t operation, Rank rank, const Clock
     }
     cell.note({rank, now[static_cast<size_t>(rank)], event});
     const uint64_t bytes = cell.end - cell.begin;
-    if (!pieces.empty() && pieces.back().value.after(pieces.back().bytes) == cell.value)
-      pieces.back().bytes += bytes;
+    if (!runs.empty() && runs.back().value.after(runs.back().bytes) == cell.value)
+      runs.back().bytes += bytes;
     else
-      pieces.push_back({bytes, cell.value});
+      runs.push_back({bytes, cell.value});
   }
-  return pieces;
+  return runs;
 }
 
-void Memory::write(const Range& range, const Pieces& pieces, Rank rank, const Clock& now) {
+void Memory::write(const Range& range, const ValueRuns& runs, Rank rank, const Clock& now) {
   const auto [first, last] = range.region->cells(range.begin, range.end());
   for (size_t i = first; i < last; ++i) {
     const Cell& cell = (*range.region)[i];
@@ -235,13 +235,13 @@ void Memory::write(const Range& range, const Pieces& pieces, Rank rank, const Cl
   }
   std::vector<Cell> written;
   uint64_t at = range.begin;
-  for (const Piece& piece : pieces) {
-    Cell& cell = written.emplace_back(at, at + piece.bytes, piece.value);
+  for (const ValueRun& run : runs) {
+    Cell& cell = written.emplace_back(at, at + run.bytes, run.value);
     cell.changed = true;
     cell.writer = static_cast<int16_t>(rank);
     cell.written = now[static_cast<size_t>(rank)];
     cell.event = event;
-    at += piece.bytes;
+    at += run.bytes;
   }
   range.region->replace(first, last, written);
 }
@@ -311,8 +311,8 @@ void Memory::check_equal(const Program& program, size_t operation) {
   for (Rank r = 1; r < size_; ++r) {
     User& other = user(operation, r);
     for (uint64_t done = 0; done < first.output_bytes;) {
-      const auto cell_of = [&](User& one) {
-        return one.region[one.region.cells(one.output + done, one.output + done).first];
+      const auto cell_of = [&](User& owner) {
+        return owner.region[owner.region.cells(owner.output + done, owner.output + done).first];
       };
       const Cell mine = cell_of(other), theirs = cell_of(first);
       if (mine.value.order != theirs.value.order) {

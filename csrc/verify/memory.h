@@ -23,10 +23,10 @@ class Violation : public std::runtime_error {
 };
 
 using Time = uint32_t;
-using Clock = std::vector<Time>;  // what a rank knows of each rank
+using Clock = std::vector<Time>;  // a rank's knowledge of each rank
 
-// A rank's contribution. Contributions are added up modulo 2^64. Other ones, or the same ones more
-// than once, have the same sum with a probability of 2^-64.
+// Returns a rank's contribution. Contributions are added up modulo 2^64. Other ones, or the same
+// ones more than once, have the same sum with a probability of 2^-64.
 inline uint64_t mark(Rank rank) { return mix(0x5eed, static_cast<uint64_t>(rank)); }
 
 // The content of a byte of memory: parts of the inputs of operation `operation` - 1.
@@ -45,12 +45,12 @@ struct Value {
   }
 };
 
-// So many bytes whose values follow one another.
-struct Piece {
+// A run of bytes whose values follow one another.
+struct ValueRun {
   uint64_t bytes;
   Value value;  // of the first
 };
-using Pieces = std::vector<Piece>;
+using ValueRuns = std::vector<ValueRun>;
 
 struct Read {  // when last
   Rank rank;
@@ -82,10 +82,10 @@ class Region {
 
   uint64_t bytes() const { return cells_.back().end; }
   void grow(uint64_t bytes) { cells_.back().end = std::max(cells_.back().end, bytes); }
-  // The cells of [begin, end), cut at both.
+  // Returns the cells of [begin, end), cut at both.
   std::pair<size_t, size_t> cells(uint64_t begin, uint64_t end);
   Cell& operator[](size_t index) { return cells_[index]; }
-  // In the place of the cells first … last - 1.
+  // Puts cells in the place of first … last - 1.
   void replace(size_t first, size_t last, const std::vector<Cell>& by);
 
  private:
@@ -111,13 +111,13 @@ class Memory {
   Range locate(const Ref& ref, uint64_t bytes, size_t operation, Rank rank, bool write);
 
   // Reads what is there for `rank`; shared memory must hold something of the same operation.
-  Pieces read(const Range& range, size_t operation, Rank rank, const Clock& now);
-  void write(const Range& range, const Pieces& pieces, Rank rank, const Clock& now);
+  ValueRuns read(const Range& range, size_t operation, Rank rank, const Clock& now);
+  void write(const Range& range, const ValueRuns& runs, Rank rank, const Clock& now);
 
   // Tells whether a plan has written any of it.
   bool is_changed(const Range& range) const;
 
-  // A remote copy reads its source until the receiver has waited for it.
+  // Lend and give back the source of a remote copy, which is read until the receiver has waited.
   void lend(const Range& range);
   void give_back(const Range& range, Rank reader, const Clock& now);
 

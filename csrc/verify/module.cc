@@ -39,7 +39,7 @@ Shape shape_of(const CallTuple& call, const Counts& geometry) {
 
 std::vector<Script> scripts_of(const Words& words) {
   std::vector<Script> scripts;
-  for (const std::vector<int64_t>& one : words) scripts.push_back({one});
+  for (const std::vector<int64_t>& script : words) scripts.push_back({script});
   return scripts;
 }
 
@@ -69,7 +69,7 @@ py::object prove_scripts(const CallTuple& call, const Counts& geometry, const Wo
   const Scripted made = scripted(shape, scripts, false);
   // The rank, the operation of the sequence, that of the script or -1, the pass, the signal that a
   // wait meets or -1, and the step in words.
-  const auto tell = [&](const Event& event) {
+  const auto event_tuple = [&](const Event& event) {
     const auto rank = static_cast<size_t>(event.rank);
     const bool own = event.operation - verdict.own < verdict.count;
     const Plan& plan = made.program.plans[rank];
@@ -77,27 +77,28 @@ py::object prove_scripts(const CallTuple& call, const Counts& geometry, const Wo
                           own ? int64_t{made.origins[rank][event.step]} : -1, event.pass,
                           number_of(event.met), own ? to_text(plan, plan.steps[event.step]) : "");
   };
-  const auto tell_all = [&](const std::vector<Event>& events) {
+  const auto event_list = [&](const std::vector<Event>& events) {
     py::list list;
-    for (const Event& event : events) list.append(tell(event));
+    for (const Event& event : events) list.append(event_tuple(event));
     return list;
   };
-  return py::make_tuple(verdict.when, finding.text, finding.stuck, number_of(finding.found),
-                        number_of(finding.other), tell_all(finding.events),
-                        tell_all(finding.places));
+  return py::make_tuple(verdict.when, finding.text, finding.stuck, number_of(finding.event),
+                        number_of(finding.other), event_list(finding.events),
+                        event_list(finding.places));
 }
 
 py::tuple mutants_of(const CallTuple& call, const Counts& geometry, const Words& words) {
   const Shape shape = shape_of(call, geometry);
   const std::vector<Script> scripts = scripts_of(words);
-  const Mutants found = with_errors([&] { return mutants(shape, scripts); });
+  const Mutants result = with_errors([&] { return mutants(shape, scripts); });
   const Scripted made = scripted(shape, scripts, false);
   py::list spare;
-  for (const Spare& one : found.spare) {
-    const auto& origins = made.origins[static_cast<size_t>(one.from)];
-    spare.append(py::make_tuple(one.from, one.to, int{one.lane}, one.index, origins[one.step]));
+  for (const Spare& signal : result.spare) {
+    const auto& origins = made.origins[static_cast<size_t>(signal.from)];
+    spare.append(py::make_tuple(signal.from, signal.to, int{signal.lane}, signal.index,
+                                origins[signal.step]));
   }
-  return py::make_tuple(found.dropped, spare);
+  return py::make_tuple(result.dropped, spare);
 }
 
 // The steps of a plan, one after another.
@@ -123,7 +124,17 @@ py::list script_steps(const CallTuple& call, const Counts& geometry, Rank rank,
       with_errors([&] { return scripted_plan(shape, rank, Algorithm::kTree, {words}); }));
 }
 
-// The ranks of one host have mapped windows. `costs` and `names` are those of the hosts' network.
+// Hosts have `local` ranks each, and the ranks of one host have mapped windows. `costs` and `names`
+// are those of the hosts' network.
+Reach reach_on_hosts(int size, int local, const std::string& costs,
+                     const std::vector<std::string>& names) {
+  RINGCOMM_CHECK(size > 0, "no group has ", size, " ranks");
+  RINGCOMM_CHECK(local > 0 && size % local == 0, size, " ranks do not fill hosts of ", local);
+  std::vector<int> host_of;
+  for (Rank r = 0; r < size; ++r) host_of.push_back(r / local);
+  return reach_of(parse_topology(costs), host_of, names);
+}
+
 py::tuple plan_of(const CallTuple& call, const std::string& costs,
                   const std::vector<std::string>& names, Rank rank,
                   const std::optional<std::string>& asked) {
@@ -131,9 +142,7 @@ py::tuple plan_of(const CallTuple& call, const std::string& costs,
   Reach reach;
   Algorithm algorithm{};
   const Plan plan = with_errors([&] {
-    std::vector<int> host_of;
-    for (Rank r = 0; r < shape.size; ++r) host_of.push_back(r / shape.local);
-    reach = reach_of(parse_topology(costs), host_of, names);
+    reach = reach_on_hosts(shape.size, shape.local, costs, names);
     static_cast<Levels&>(shape) = static_cast<const Levels&>(reach);
     shape.geometry =
         reach.mapped ? Geometry::for_ranks(shape.size) : Geometry::across_hosts(shape.size);
@@ -144,13 +153,14 @@ py::tuple plan_of(const CallTuple& call, const std::string& costs,
                         steps_of(plan));
 }
 
-std::vector<py::dict> rows_of_selection(int size, const std::string& costs, int local) {
-  const auto choose = [&] { return selection(size, parse_topology(costs).costs, local); };
+std::vector<py::dict> rows_of_selection(int size, const std::string& costs, int local,
+                                        const std::vector<std::string>& names) {
+  const auto choose = [&] { return selection(size, reach_on_hosts(size, local, costs, names)); };
   std::vector<py::dict> rows;
   for (const SelectionRow& row : with_errors(choose)) {
     rows.emplace_back("collective"_a = to_string(row.collective),
                       "algorithm"_a = to_string(row.algorithm), "limit"_a = row.limit,
-                      "needs"_a = row.needs, "text"_a = row.text);
+                      "needs"_a = row.needs, "fits"_a = row.fits, "text"_a = row.text);
   }
   return rows;
 }
@@ -180,6 +190,9 @@ void bind_names(py::module_& module) {
   module.attr("SHARDED") = py::tuple(sharded);
   module.attr("ALGORITHMS") = py::tuple(algorithms);
   module.attr("KERNELS") = py::tuple(kernels);
+  module.attr("VERBS") = py::tuple(py::cast(kVerbNames));
+  module.attr("SPACES") = py::tuple(py::cast(kSpaceNames));
+  module.attr("LANES") = py::tuple(py::cast(kLaneNames));
   const Geometry mapped = Geometry::for_ranks(2), network = Geometry::across_hosts(2);
   module.attr("LIMITS") =
       py::dict("any_size"_a = kAnySize, "few_ends"_a = kFewEnds,
@@ -199,7 +212,7 @@ PYBIND11_MODULE(_planner, module) {
   module.def("plan", &plan_of, py::arg("call"), py::arg("costs"), py::arg("names"), py::arg("rank"),
              py::arg("algorithm"));
   module.def("selection", &rows_of_selection, py::arg("size"), py::arg("costs") = "",
-             py::arg("local") = 1);
+             py::arg("local") = 1, py::arg("names") = std::vector<std::string>());
   module.def("geometry", &geometry, py::arg("size"), py::arg("mapped"));
   module.def("prove", &prove_scripts, py::arg("call"), py::arg("geometry"), py::arg("scripts"));
   module.def("mutants", &mutants_of, py::arg("call"), py::arg("geometry"), py::arg("scripts"));

@@ -23,7 +23,7 @@ inline bool moves_bytes(const Step& step) {
   return step.verb == Verb::kCopy || step.verb == Verb::kReduce;
 }
 
-// " (+1024 a pass)"; " (1 of 8 slots of 512, +4 a pass, +2 a round)"
+// Writes " (+1024 a pass)"; " (1 of 8 slots of 512, +4 a pass, +2 a round)"
 inline void write_text(std::ostream& out, const Plan& plan, uint8_t number) {
   if (number == 0) return;
   const Motion& motion = plan.motions[number - 1u];
@@ -37,7 +37,7 @@ inline void write_text(std::ostream& out, const Plan& plan, uint8_t number) {
   out << ')';
 }
 
-// window[2]+64, inbox[2<1]+0 (memory of 2, written by 1), input+128, input{3}+128 (in extent 3)
+// Writes window[2]+64; inbox[2<1]+0: rank 2's, written by 1; input+128; input{3}+128: in extent 3
 inline void write_text(std::ostream& out, const Plan& plan, const Ref& ref) {
   out << name(kSpaceNames, ref.space);
   if (ref.space == Space::kWindow) out << '[' << ref.rank << ']';

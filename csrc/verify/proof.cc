@@ -16,15 +16,15 @@ Program neighbour(const Shape& shape, Collective collective, Algorithm algorithm
   other.collective = collective;
   other.root = shape.size - 1;
   if (!rooted(collective)) other.root = 0;
-  const std::vector<uint64_t> each(static_cast<size_t>(shape.size), 3 * shape.element);
+  const std::vector<uint64_t> shards(static_cast<size_t>(shape.size), 3 * shape.element);
   other.bytes = 0;
   other.shards = other.send = other.recv = {};
   if (sharded(collective))
-    other.shards = each;
+    other.shards = shards;
   else if (collective == Collective::kAllToAll)
-    other.send = other.recv = each;
+    other.send = other.recv = shards;
   else if (collective != Collective::kBarrier)
-    other.bytes = offset_of(each, shape.size);
+    other.bytes = offset_of(shards, shape.size);
   return program_of(other, algorithm, false);
 }
 

@@ -15,7 +15,7 @@ struct Scripted {
   Program program;
   std::vector<std::vector<uint32_t>> origins;
 };
-// `shape` is rank 0's. Of an all_to_all, all ranks have the same.
+// Makes the plans. `shape` is rank 0's; in an all_to_all, all ranks have the same.
 Scripted scripted(const Shape& shape, const std::vector<Script>& scripts, bool in_place);
 
 // The first violation, and when it came: "alone", "in place", "after itself", "between two

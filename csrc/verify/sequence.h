@@ -10,7 +10,8 @@ namespace ringcomm::verify_detail {
 // Throws Violation: another number of ranks, geometries that differ, signals that no wait takes.
 void check_sequence(const std::vector<Program>& sequence);
 
-// One run, with its events. Seed 0 has each rank go on until it waits; others draw turns.
+// Runs the sequence once, and notes events. Seed 0 has each rank go on until it waits; others draw
+// turns.
 Finding found_by(const std::vector<Program>& sequence, uint64_t seed);
 
 }  // namespace ringcomm::verify_detail

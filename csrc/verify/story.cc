@@ -15,7 +15,7 @@ void trim(Finding& finding) {
   std::vector<Event>& events = finding.events;
   const auto count = static_cast<uint32_t>(events.size());
   std::vector<bool> kept(count, false);
-  for (const uint32_t last : {finding.found, finding.other}) {
+  for (const uint32_t last : {finding.event, finding.other}) {
     if (last < count) kept[last] = true;
   }
   std::vector<bool> later(256, false);  // by rank: something later is kept
@@ -36,7 +36,7 @@ void trim(Finding& finding) {
     if (events[i].met < count) rest.back().met = number[events[i].met];
   }
   const auto moved = [&](uint32_t event) { return event < count ? number[event] : kNone; };
-  finding.found = moved(finding.found);
+  finding.event = moved(finding.event);
   finding.other = moved(finding.other);
   events = std::move(rest);
 }

@@ -52,8 +52,8 @@ class Machine {
     for (Rank r = 0; r < size_; ++r) begin(r);
   }
 
-  // The events of the run, and what it has found, are noted there.
-  void tell(Finding& finding) { finding_ = &finding; }
+  // Notes the events of the run, and its violation, there.
+  void record_into(Finding& finding) { finding_ = &finding; }
 
   void run(uint64_t seed) {
     try {
@@ -146,7 +146,7 @@ class Machine {
         return false;
       }
     } catch (const Violation& violation) {
-      if (finding_ != nullptr) finding_->found = memory_.event;
+      if (finding_ != nullptr) finding_->event = memory_.event;
       throw Violation(str(where(rank), ": ", violation.what()), violation.other);
     }
     at.next();
@@ -254,12 +254,12 @@ class Machine {
     if (step.verb == Verb::kCopy && dst.front() == src.front()) return;  // in place
     if (dst.front().bytes == 0) return;
     const bool in_order = plan(rank).algorithm == Algorithm::kDirect;
-    Pieces values = step.verb == Verb::kCopy
-                        ? memory_.read(src.front(), cursor(rank).operation, rank, clock(rank))
-                        : reduce(rank, src, in_order);
-    for (Piece& piece : values) {
-      if (step.final && piece.value.ranks != everybody_) throw Violation("is final too early");
-      piece.value.final = piece.value.final || step.final;
+    ValueRuns values = step.verb == Verb::kCopy
+                           ? memory_.read(src.front(), cursor(rank).operation, rank, clock(rank))
+                           : reduce(rank, src, in_order);
+    for (ValueRun& run : values) {
+      if (step.final && run.value.ranks != everybody_) throw Violation("is final too early");
+      run.value.final = run.value.final || step.final;
     }
     for (const Range& range : dst) memory_.write(range, values, rank, clock(rank));
     // Memory that is not the caller's is copied at once.
@@ -285,29 +285,29 @@ class Machine {
   }
 
   // Adds up stretch by stretch: each ends where one of a source does.
-  Pieces reduce(Rank rank, const std::vector<Range>& src, bool in_order) {
-    Pieces sum;
+  ValueRuns reduce(Rank rank, const std::vector<Range>& src, bool in_order) {
+    ValueRuns sum;
     for (size_t s = 0; s < src.size(); ++s) {
-      const Pieces more = memory_.read(src[s], cursor(rank).operation, rank, clock(rank));
-      for (const Piece& piece : more) {
-        if (piece.value.final) throw Violation("reduces what was final already");
-        if (in_order && piece.value.ranks != mark(static_cast<Rank>(s)))
+      const ValueRuns more = memory_.read(src[s], cursor(rank).operation, rank, clock(rank));
+      for (const ValueRun& run : more) {
+        if (run.value.final) throw Violation("reduces what was final already");
+        if (in_order && run.value.ranks != mark(static_cast<Rank>(s)))
           throw Violation("does not go in rank order");
       }
       sum = s == 0 ? more : added(sum, more);
     }
     return sum;
   }
-  static Pieces added(const Pieces& sum, const Pieces& more) {
-    Pieces result;
-    uint64_t done_a = 0, done_b = 0;  // of the piece
+  static ValueRuns added(const ValueRuns& sum, const ValueRuns& more) {
+    ValueRuns result;
+    uint64_t done_a = 0, done_b = 0;  // of the run
     for (size_t a = 0, b = 0; a < sum.size();) {
-      const Value one = sum[a].value.after(done_a), other = more[b].value.after(done_b);
-      if (one.index != other.index) throw Violation("reduces different elements");
+      const Value left = sum[a].value.after(done_a), right = more[b].value.after(done_b);
+      if (left.index != right.index) throw Violation("reduces different elements");
       const uint64_t bytes = std::min(sum[a].bytes - done_a, more[b].bytes - done_b);
       result.push_back({bytes,
-                        {one.operation, one.index, one.ranks + other.ranks, false,
-                         mix(one.order, other.order)}});
+                        {left.operation, left.index, left.ranks + right.ranks, false,
+                         mix(left.order, right.order)}});
       done_a += bytes, done_b += bytes;
       if (done_a == sum[a].bytes) ++a, done_a = 0;
       if (done_b == more[b].bytes) ++b, done_b = 0;
@@ -346,7 +346,7 @@ Finding verify_detail::found_by(const std::vector<Program>& sequence, uint64_t s
   try {
     check_sequence(sequence);
     Machine machine(sequence, options);
-    machine.tell(finding);
+    machine.record_into(finding);
     machine.run(seed);
   } catch (const Violation& violation) {
     finding.text = violation.what();

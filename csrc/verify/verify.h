@@ -22,14 +22,14 @@
 
 namespace ringcomm {
 
-// One operation of a group: what each rank was told and what it runs.
+// One operation of a group: each rank's shape, and the plan that it runs.
 struct Program {
   std::vector<Shape> shapes;
   std::vector<Plan> plans;
   bool in_place = false;  // input and output share memory as torch's in-place forms do
 };
 
-// Programs of make_plan. `shape` is rank 0's; all_to_all needs one shape a rank.
+// Makes a program of make_plan's plans. `shape` is rank 0's; all_to_all needs one shape a rank.
 Program program_of(const Shape& shape, Algorithm algorithm, bool in_place);
 Program program_of(std::vector<Shape> shapes, Algorithm algorithm, bool in_place);
 
@@ -61,12 +61,12 @@ struct Event {
   uint32_t met = UINT32_MAX;  // a wait: the event that is its signal
 };
 
-// A violation, and the run that shows it. `found` is the event that meets it, and `other` one that
-// it is about; UINT32_MAX: none.
+// A violation, and the run that shows it. `event` is the number of the event that meets it, and
+// `other` of one that it is about; UINT32_MAX: none.
 struct Finding {
   std::string text;  // "": none
   std::vector<Event> events;
-  uint32_t found = UINT32_MAX, other = UINT32_MAX;
+  uint32_t event = UINT32_MAX, other = UINT32_MAX;
   bool stuck = false;
   std::vector<Event> places;  // where ranks are that have not finished: a deadlock
 };

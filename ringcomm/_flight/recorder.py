@@ -19,7 +19,6 @@ import shutil
 import signal
 import struct
 import sys
-import tempfile
 import threading
 import time
 import traceback
@@ -36,8 +35,10 @@ from ringcomm._flight.records import (
     GroupRecord,
     Operation,
     header_of,
+    last_ns,
     process_in,
     read_ring,
+    temporary_folders,
 )
 from ringcomm._runtime import lines as program_lines
 from ringcomm._runtime.library import load_library
@@ -45,6 +46,7 @@ from ringcomm._runtime.process import say, setting
 
 QUIET = 0.05  # seconds: what is told within belongs together
 LOOK_EVERY = 1.0  # seconds: at other ranks, and for metrics
+STILL = 10.0  # seconds without a call after which the stacks are written, in case of a hang
 MOST = 1 << 20  # bytes of the pipe that are read at once
 # Words of the pipe, which no text of faulthandler has.
 FAILED = b"\1"  # the library's
@@ -77,7 +79,7 @@ os.register_at_fork(after_in_child=_forget)
 def temporary_folder(job: str) -> Path:
     """Return a folder for the job among temporary files. Raises OSError, and ValueError."""
     # Its launcher tells a job of this host from others of the same name.
-    own = Path(os.environ.get("TMPDIR") or tempfile.gettempdir()) / f"ringcomm-{os.getuid()}"
+    own = temporary_folders()
     own.mkdir(mode=0o700, parents=True, exist_ok=True)
     if own.is_symlink() or own.stat().st_uid != os.getuid():
         raise ValueError(f"{own} is somebody else's: set RINGCOMM_TRACE to a folder of yours")
@@ -199,19 +201,19 @@ def end(error: str) -> None:
         dump_after(f"the program ends with {error}", says=has_failed)
 
 
-def dump_after(event: str, stacks: bytes = b"", *, says: bool = True) -> None:
+def dump_after(event: str, *, asked: bool = False, says: bool = True) -> None:
     """Dump because of an event, if there is a place for it; the program goes on in any case.
 
-    `says`: a line in the log says where.
+    `says`: a line in the log says where, once, and each time where somebody `asked`.
     """
     if setting("trace") == "off":
         return
     try:
-        place = dump(stacks=stacks)
+        place = dump(stacks=stacks_of_threads())
     except Exception as error:  # noqa: BLE001  another error is on its way to the user
         say(f"WARNING: flight records could not be written: {error}")
         return
-    if place is not None and says and (stacks or not _told):
+    if place is not None and says and (asked or not _told):
         _told.append(True)
         say(f"WARNING: {event}: wrote flight records: run `ringcomm trace {place}`")
 
@@ -277,6 +279,7 @@ class _Watcher:
     def __init__(self, library: Any, rank: int) -> None:
         self.library, self.rank, self.asked, self.due = library, rank, 0, 0.0
         self.stragglers, self.metrics = stragglers.Stragglers(), setting("metrics")
+        self.folder, self.still_due = setting("trace"), time.monotonic() + STILL
         self.said: set[str] = set()
 
     @contextlib.contextmanager
@@ -293,7 +296,7 @@ class _Watcher:
     def hear(self, told: bytes) -> None:
         """Dump because of what the pipe has told."""
         if told.strip(FAILED + OVER):
-            dump_after("SIGUSR2", stacks_of_threads())
+            dump_after("SIGUSR2", asked=True)
         if FAILED in told and (not is_elastic() or setting("trace")):
             dump_after("a group has failed")
             self.library.ask_for_records()
@@ -310,9 +313,19 @@ class _Watcher:
             before, self.asked = self.asked, times
             if times > before:
                 dump_after("a group of another rank has failed")
+        if self.folder and time.monotonic() >= self.still_due:
+            self.still_due = time.monotonic() + STILL
+            self.keep_stacks_of_a_hang()
         if time.monotonic() >= self.due:
             self.due = time.monotonic() + stragglers.EVERY
             self.stragglers.look(self.library.flight_rings(), time.monotonic())
+
+    def keep_stacks_of_a_hang(self) -> None:
+        """Write where each thread is if no group has moved for a while, so that trace can tell."""
+        records = [read_ring(ring, newest=1) for ring in self.library.flight_rings()]
+        moved = max((last_ns(record) for record in records), default=0)
+        if records and time.monotonic_ns() - moved > STILL * 1e9:
+            write(Path(self.folder) / f"rank{self.rank}-{os.getpid()}.stacks", stacks_of_threads())
 
 
 def stacks_of_threads() -> bytes:

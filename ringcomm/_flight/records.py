@@ -11,8 +11,11 @@ import dataclasses
 import io
 import itertools
 import json
+import os
 import pickle
+import re
 import struct
+import tempfile
 import time
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -21,6 +24,7 @@ from typing import Any, NamedTuple
 
 from ringcomm._flight import processes
 from ringcomm._flight.processes import Process
+from ringcomm._text import counted
 
 MAGIC = b"RINGREC1"
 VERSION = 2
@@ -153,6 +157,7 @@ class GroupRecord:
     seen_ns: int = 0  # by the wall clock: when the process lived for sure; 0: not known
     has_left: bool = False  # it was destroyed, or its program ended as it should
     read_ns: int = 0  # by the steady clock of this host: just before its file was read
+    at: str = ""  # the line of the program that its main thread was at, "train.py:42 in step"
     source: str = ""  # the file
     remarks: list[str] = field(default_factory=list)  # about damage
 
@@ -177,7 +182,7 @@ class GroupRecord:
 
 # Fields of an operation and of a group in the pickle of a rank. Only ring files have the rest.
 FIELDS = [field.name for field in dataclasses.fields(Operation)]
-_OTHERS = {"operations", "source", "remarks", "process", "seen_ns", "has_left", "read_ns"}
+_OTHERS = {"operations", "source", "remarks", "process", "seen_ns", "has_left", "read_ns", "at"}
 _OTHERS |= {"totals", "traffic"}
 HEADER = [field.name for field in dataclasses.fields(GroupRecord) if field.name not in _OTHERS]
 
@@ -326,10 +331,6 @@ def operations_of(
         )
 
 
-def counted(count: int, noun: str) -> str:
-    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
-
-
 def record_name(record: GroupRecord) -> str:
     return f"the record of rank {record.global_rank} in group {record.group}"
 
@@ -416,6 +417,30 @@ class Folder:
     unread: set[int] = field(default_factory=set)  # global ranks of files that were left out
 
 
+def temporary_folders() -> Path:
+    """Return where records lie that no RINGCOMM_TRACE sends elsewhere: a folder for each job."""
+    return Path(os.environ.get("TMPDIR") or tempfile.gettempdir()) / f"ringcomm-{os.getuid()}"
+
+
+def newest_folder(named: Path | None) -> Path:
+    """Return the folder that is named, else RINGCOMM_TRACE, else that of this user's latest job.
+
+    Raises FileNotFoundError where there is none.
+    """
+    own, trace = temporary_folders(), os.environ.get("RINGCOMM_TRACE", "off")
+    if named is None and trace not in ("", "off"):
+        return Path(trace)
+    if named is not None and named.resolve() != own.resolve():
+        return named
+    jobs = [folder for folder in own.glob("*") if folder.is_dir()]
+    if not jobs:
+        raise FileNotFoundError(
+            f"no job of yours has left flight records in {own}: name the folder that "
+            "RINGCOMM_TRACE named, on the host of the rank"
+        )
+    return max(jobs, key=lambda folder: folder.stat().st_mtime)
+
+
 def read_folder(path: Path) -> Folder:
     """Read the ring files under a folder, and the pickles of ranks that left no ring file.
 
@@ -434,7 +459,7 @@ def read_folder(path: Path) -> Folder:
             rank = file.name.removeprefix("rank").partition("-")[0]
             folder.unread |= {int(rank)} if rank.isdecimal() else set()
             continue
-        record.source, record.read_ns = file.name, read_ns
+        record.source, record.read_ns, record.at = file.name, read_ns, line_beside(file, record)
         folder.records.append(record)
         folder.remarks += record.remarks
     have = {record.global_rank for record in folder.records}
@@ -458,6 +483,33 @@ def lines_beside(ring: Path) -> list[str]:
         return file.read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
         return []
+
+
+FRAME = re.compile(r'File "(.+)", line (\d+), in (.+)')
+LIBRARY = re.compile(
+    r"/(site|dist)-packages/|/lib(64)?/python3|/ringcomm/(_|elastic/|tools/)|^<frozen"
+)
+
+
+def line_beside(ring: Path, record: GroupRecord) -> str:
+    """Return the line of the program at which a process left its stacks beside its ring files.
+
+    Stacks are of no use where the group went on after them.
+    """
+    file = ring.with_name(ring.stem.rpartition("-")[0] + ".stacks")
+    try:
+        text, written_ns = file.read_text(errors="replace"), file.stat().st_mtime_ns
+    except OSError:
+        return ""
+    if written_ns < record.wall_ns + last_ns(record) - record.steady_ns:
+        return ""
+    _, _, main = text.partition("thread MainThread:\n")
+    frames = FRAME.findall(main.partition("\n\nthread ")[0])
+    own = [frame for frame in frames if not LIBRARY.search(frame[0])]
+    if not frames:
+        return ""
+    path, line, function = (own or frames)[-1]
+    return f"{path.rpartition('/')[2]}:{line} in {function}"
 
 
 def by_job(records: list[GroupRecord]) -> dict[str, list[GroupRecord]]:

@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from ringcomm._flight.records import FIELDS, HEADER, GroupRecord, Operation
+from ringcomm._planner import SHARDED
 
 VERSION = "2.10"  # torch's schema
 # torchfrtrace takes only these for names of a backend.
 BACKEND = "gloo"
 STATES = {"queued": "scheduled", "running": "started", "done": "completed", "failed": "started"}
-SHARDED = {"all_gather", "reduce_scatter", "gather", "scatter"}
 
 
 def to_flight_recorder(

@@ -93,12 +93,6 @@ class Network:
         numbers = [site for _, site in self._along] if self._known(count) else []
         return [numbers.count(site) for site in dict.fromkeys(numbers)]
 
-    def choosing(self, count: int) -> Costs:
-        """Return the costs by which ranks choose: between sites, where there are several."""
-        if (hosts := self._known(count)) is None:
-            return self.fabrics.network
-        return hosts.far if len(self.sites(count)) > 1 else hosts.near
-
 
 def read(path: Path | None) -> Network:
     """Read what `ringcomm tune` has written; None: the defaults. Raises ValueError, and OSError.
@@ -182,8 +176,7 @@ def limits(costs: Costs, hosts: int) -> dict[str, int]:
 
     That of pairwise is for the largest shard.
     """
-    fits = ("", "few") if hosts <= _planner.LIMITS["few_ends"] else ("", "many")
-    rows = [row for row in _planner.selection(hosts, str(costs)) if row["needs"] in fits]
+    rows = [row for row in _planner.selection(hosts, str(costs)) if row["fits"]]
     return {
         name: row["limit"]
         for name, collective in LIMITED.items()

@@ -9,10 +9,7 @@ from ringcomm import _planner
 from ringcomm._network.costs import Network
 from ringcomm.algorithms.call import Call
 
-# In the order of csrc/plan/plan.h, because the library names them by number.
-VERBS = ("copy", "reduce", "signal", "wait")
-SPACES = ("input", "output", "window", "inbox", "line")
-LANES = ("data", "credit")
+VERBS, SPACES, LANES = _planner.VERBS, _planner.SPACES, _planner.LANES  # told by number
 
 DEFAULT_NETWORK = Network()
 

@@ -11,6 +11,8 @@ import threading
 
 from ringcomm.elastic.store import serve
 
+EXAMPLES = ("ringcomm elastic store --port 29400",)
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument

@@ -7,20 +7,30 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import os
 import shutil
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from ringcomm._flight.processes import Life, Process, life_of
-from ringcomm._flight.records import GroupRecord, Operation, by_job, last_ns, read_ring
+from ringcomm._flight.records import (
+    GroupRecord,
+    Operation,
+    by_job,
+    last_ns,
+    newest_folder,
+    read_ring,
+)
 from ringcomm._text import aligned, show_rate, show_seconds, spans
 from ringcomm.tools import extra
+from ringcomm.tools.trace.job import YOUNG_NS
 
 NEWEST = 64  # operations that are read of each group
+LOOKS, BARS = 40, "▁▂▃▄▅▆▇█"  # of the history
 COLUMNS = [
     "rank",
     "host",
@@ -33,11 +43,20 @@ COLUMNS = [
     "rate",
     "waits",
 ]
+EXAMPLES = (
+    "RINGCOMM_TRACE=records torchrun ... train.py    in one terminal",
+    "ringcomm top records                            in another one",
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("folder", type=Path, help="the job's folder of flight records")
+    add(
+        "folder",
+        type=Path,
+        nargs="?",
+        help="the job's folder of flight records: else RINGCOMM_TRACE, or your latest job's",
+    )
     add("--every", type=float, default=1.0, metavar="SECONDS", help="between two looks")
     add("--once", action="store_true", help="look twice, print the table, and end")
 
@@ -170,7 +189,8 @@ def elapsed_ns(record: GroupRecord, at: float) -> int:
     return max(record.steady_ns + round(at * 1e9) - record.wall_ns, last_ns(record))
 
 
-NARROW = ("host", "group", "ops/s")  # columns that a narrow screen leaves out, in this order
+# Columns that a narrow screen leaves out, in this order: never who waits for whom.
+NARROW = ("host", "group", "ops/s", "rate", "waits", "since", "state")
 
 
 def short(name: str, cell: str) -> str:
@@ -179,7 +199,7 @@ def short(name: str, cell: str) -> str:
 
 
 def least(cell: str) -> int:
-    """Return how narrow a cell can be: one column's name may be folded."""
+    """Return how narrow a cell can be: one column's name may be folded, but no rank's number."""
     return len("waits") if cell == "waits for" else len(cell)
 
 
@@ -202,36 +222,93 @@ def fitted(lines: list[list[str]], width: int) -> list[list[str]]:
     return lines
 
 
-def shortened(lines: list[list[str]], height: int) -> tuple[list[list[str]], int]:
-    """Return the rows for a screen of so many lines, and how many others there are.
+CULPRIT, WAITS, WELL = "bold red", "yellow", None  # styles of rows
 
-    Ranks that failed or wait come first where not all have room.
+
+def styles(lines: list[list[str]], now: Look) -> list[str | None]:
+    """Return the style of each row: a rank that failed, or that others wait for, stands out.
+
+    A wait of less than a second is a part of every job.
     """
-    room = max(height - 6, 1)  # the title takes two lines, borders and names four
-    if len(lines) <= room:
-        return lines, 0
-    chosen = sorted(range(len(lines)), key=lambda i: (not is_slow(lines[i]), i))[: room - 1]
-    return [lines[i] for i in sorted(chosen)], len(lines) - len(chosen)
+    waiting: set[str] = set()
+    blamed: set[str] = set()
+    for record in now.records.values():
+        late = awaited(record, now)
+        call = last_collective(record)
+        if late and call and elapsed_ns(record, now.at) - (call.called_ns or 0) >= YOUNG_NS:
+            waiting.add(str(record.global_rank))
+            blamed |= {str(rank) for rank in late}
+    state = COLUMNS.index("state")
+    return [
+        CULPRIT
+        if line[state] in ("failed", "gone") or line[0] in blamed - waiting
+        else WAITS
+        if line[0] in waiting
+        else WELL
+        for line in lines
+    ]
 
 
-def is_slow(row: list[str]) -> bool:
-    return row[COLUMNS.index("state")] in ("failed", "gone") or bool(
-        row[COLUMNS.index("waits for")]
-    )
+@dataclass
+class View:
+    """The part of the table that the screen shows, and the keys that change it."""
+
+    width: int = 120
+    height: int = 10**6
+    first: int = 0  # of the rows that are shown
+    order: int = 0  # of ORDERS
+    over: bool = False
+
+    def press(self, key: str) -> None:
+        page = max(self.height - 8, 1)
+        steps = {"\x1b[A": -1, "k": -1, "\x1b[B": 1, "j": 1, "\x1b[5~": -page, "\x1b[6~": page}
+        self.over |= key in ("q", "Q")
+        self.first = max(self.first + steps.get(key, 0), 0)
+        if key == "s":
+            self.order, self.first = (self.order + 1) % len(ORDERS), 0
+
+    def part(self, lines: list[list[str]], look: list[str | None]) -> tuple[list[int], str]:
+        """Return which rows to show, in their order, and a caption."""
+        room = max(self.height - 6, 1)  # the title takes two lines, borders and names four
+        order = sorted(range(len(lines)), key=lambda i: ORDERS[self.order][1](lines[i], look[i]))
+        if len(lines) <= room:
+            self.first = 0
+            return order, ""
+        self.first = min(self.first, len(lines) - room + 1)
+        chosen = order[self.first : self.first + room - 1]
+        left = len(lines) - len(chosen)
+        return chosen, f"and {left} more: arrows, or --once prints all"
 
 
-def table(before: Look, now: Look, title: str, width: int = 120, height: int = 10**6) -> Any:
-    """Return the table of rich for a screen of so many columns and lines."""
+def by_trouble(_line: list[str], look: str | None) -> int:
+    return [CULPRIT, WAITS, WELL].index(look)
+
+
+ORDERS: list[tuple[str, Callable[[list[str], str | None], Any]]] = [
+    ("trouble", by_trouble),
+    ("rank", lambda line, _look: int(line[0])),
+    ("waits", lambda line, _look: -float(line[COLUMNS.index("waits")].rstrip("%"))),
+]
+
+
+def table(before: Look, now: Look, title: str, view: View) -> Any:
+    """Return the table of rich for a screen."""
     rich = extra("rich.table")
-    shown, others = shortened(list(rows(before, now)), height)
-    caption = f"and {others} more: --once prints all" if others else None
-    names, *cells = fitted([COLUMNS, *shown], width)
+    every = list(rows(before, now))
+    look = styles(every, now)
+    chosen, caption = view.part(every, look)
+    names, *cells = fitted([COLUMNS, *(every[i] for i in chosen)], view.width)
     made = rich.Table(title=title, caption=caption, expand=False, header_style="bold")
-    for name in names:
+    for at, name in enumerate(names):
         number = name in ("rank", "since", "ops/s", "rate", "waits")
-        made.add_column(name, justify="right" if number else "left", no_wrap=name != "waits for")
-    for row, line in zip(shown, cells, strict=True):
-        made.add_row(*line, style="bold yellow" if is_slow(row) else None)
+        made.add_column(
+            name,
+            justify="right" if number else "left",
+            no_wrap=name != "waits for",
+            min_width=max((least(line[at]) for line in cells), default=0),
+        )
+    for i, line in zip(chosen, cells, strict=True):
+        made.add_row(*line, style=look[i])
     return made
 
 
@@ -246,30 +323,95 @@ def title_of(folder: Path, now: Look) -> str:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Show the screen until Ctrl-C. Raises ValueError where the folder has no flight records."""
-    before = look(options.folder, time.time())
-    if not before.records:
-        why = f" that can be read ({before.unread[0]})" if before.unread else ""
-        raise ValueError(
-            f"{options.folder} has no flight records{why}: start the job with RINGCOMM_TRACE="
-            f"{options.folder}"
-        )
+    """Show the screen until `q` or Ctrl-C, once the job has begun.
+
+    Raises ValueError for --once in a folder without flight records.
+    """
+    folder = newest_folder(options.folder)
+    before = look(folder, time.time())
     if options.once or not sys.stdout.isatty():
+        if not before.records:
+            why = f" that can be read ({before.unread[0]})" if before.unread else ""
+            raise ValueError(
+                f"{folder} has no flight records{why}: start the job with RINGCOMM_TRACE={folder}"
+            )
         time.sleep(options.every)
-        print_plain(before, look(options.folder, time.time()), options.folder)
+        print_plain(before, look(folder, time.time()), folder)
         return 0
     live = extra("rich.live")
+    view, rates = View(), History()
     with (
         contextlib.suppress(KeyboardInterrupt),
+        keys() as pressed,
         live.Live(screen=True, auto_refresh=False) as screen,
     ):
-        while True:
-            time.sleep(options.every)
-            now = look(options.folder, time.time())
-            title, (width, height) = title_of(options.folder, now), screen.console.size
-            screen.update(table(before, now, title, width, height), refresh=True)
+        while not view.over:
+            view.width, view.height = screen.console.size
+            now = look(folder, time.time())
+            rates.add(before, now)
+            screen.update(
+                table(before, now, f"{title_of(folder, now)}\n{rates.text()}", view)
+                if now.records
+                else f"{folder} has no flight records yet: waiting for a job that is started with "
+                f"RINGCOMM_TRACE={folder} (q quits)",
+                refresh=True,
+            )
+            until = time.monotonic() + options.every
             before = now
+            while not view.over and (key := pressed(until - time.monotonic())):
+                view.press(key)
     return 0
+
+
+@dataclass
+class History:
+    """The operations a second of the last looks."""
+
+    rates: list[float] = field(default_factory=list)
+
+    def add(self, before: Look, now: Look) -> None:
+        passed = now.at - before.at
+        counts = [totals(record)[0] for record in now.records.values()]
+        then = [totals(before.records.get(key, now.records[key]))[0] for key in now.records]
+        if passed > 0:
+            self.rates = [*self.rates, (sum(counts) - sum(then)) / passed][-LOOKS:]
+
+    def text(self) -> str:
+        top = max(self.rates, default=0)
+        bars = "".join(
+            BARS[round(rate / top * (len(BARS) - 1)) if top else 0] for rate in self.rates
+        )
+        now = self.rates[-1] if self.rates else 0
+        return f"{bars} {now:.3g} ops/s   q quits, s sorts, arrows scroll"
+
+
+def no_key(seconds: float) -> str:
+    time.sleep(max(seconds, 0))
+    return ""
+
+
+@contextlib.contextmanager
+def keys() -> Iterator[Callable[[float], str]]:
+    """Give a function that returns the key pressed within so many seconds, or ""."""
+    if not sys.stdin.isatty():
+        yield no_key
+        return
+    import select
+    import termios
+    import tty
+
+    file = sys.stdin.fileno()
+    before = termios.tcgetattr(file)
+
+    def pressed(seconds: float) -> str:
+        ready = select.select([file], [], [], max(seconds, 0))[0]
+        return os.read(file, 16).decode(errors="replace") if ready else ""
+
+    try:
+        tty.setcbreak(file)
+        yield pressed
+    finally:
+        termios.tcsetattr(file, termios.TCSADRAIN, before)
 
 
 def print_plain(before: Look, now: Look, folder: Path) -> None:

@@ -1,4 +1,4 @@
-// What the C++ test programs share: named checks, ranks as threads or processes, an in-process
+// Common parts of the C++ test programs: named checks, ranks as threads or processes, an in-process
 // store. A program prints "ok NAME" for each check that held and exits 1 at the first that did not.
 #pragma once
 

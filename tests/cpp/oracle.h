@@ -1,4 +1,4 @@
-// Random collectives on int32, and what must come out of them, computed from the definition.
+// Random collectives on int32, and their right results, computed from the definition.
 #pragma once
 
 #include <cstdint>
@@ -10,7 +10,7 @@
 
 namespace ringcomm::testing {
 
-// What all ranks agree to do: derived from a seed alone, so every rank computes the same.
+// A call that all ranks make alike: it is derived from a seed alone.
 struct Call {
   Collective collective;
   Rank root;
@@ -32,13 +32,13 @@ inline Call random_call(Random& random, int size, uint64_t most) {
   // Small, middle and large counts alike.
   const auto count = [&] { return random.below(random.below(3) == 0 ? 24 : most); };
   call.count = count();
-  const uint64_t each = count() / static_cast<uint64_t>(size);
+  const uint64_t shard = count() / static_cast<uint64_t>(size);
   const bool uneven = random.below(3) == 0 && (call.collective == Collective::kAllGather ||
                                                call.collective == Collective::kReduceScatter);
   for (Rank rank = 0; rank < size; ++rank) {
-    call.shards.push_back(uneven ? random.below(each + 2) : each);
+    call.shards.push_back(uneven ? random.below(shard + 2) : shard);
     std::vector<uint64_t> row;
-    for (Rank to = 0; to < size; ++to) row.push_back(random.below(each + 2));
+    for (Rank to = 0; to < size; ++to) row.push_back(random.below(shard + 2));
     call.splits.push_back(row);
   }
   call.salt = random.next();
@@ -153,7 +153,7 @@ inline Sides expected(const Call& call, int size, Rank rank) {
   return sides;
 }
 
-// A call with its memory: what this rank asks for, and whether it got it. In place where the
+// A call with its memory: this rank's input, and a check of its output. In place where the
 // collective allows it: the other buffer then plays no part.
 class Trial {
  public:
@@ -190,7 +190,7 @@ class Trial {
     }
     if (!in_place_) require(sides_.input == before_, "the input was changed");
   }
-  // The caller's memory is the caller's again: what still reads it reads this.
+  // The memory is the caller's again: a late reader would read this.
   void poison() {
     std::fill(sides_.input.begin(), sides_.input.end(), -77777);
     std::fill(output_.begin(), output_.end(), -77777);

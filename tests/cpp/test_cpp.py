@@ -10,43 +10,14 @@ from pathlib import Path
 import pytest
 from conftest import forms
 
+from lab import ROOT
 from lab.limits import limit, seed
 from lab.simulated_device import SIMULATED
 
 Program = Callable[..., Path]
-# Seconds each may take; a check that hangs ends with the pytest timeout and names the program.
-PROGRAMS = [
-    "agreement_test",
-    "plan_proofs",
-    "transport_test",
-    "neighbours_test",
-    "pool_test",
-    "tuner_test",
-    "reduce_test",
-    "session_sim",
-    "wide_sim",
-    "meeting_sim",
-    "stress",
-    "failure_test",
-    "departure_test",
-    "flow_test",
-    "net_test",
-    "network_test",
-    "hardship_test",
-    "peers_test",
-    "tls_test",
-    "sim_test",
-    "sim_memory_test",
-    "sim_strict_test",
-    "sim_graph_test",
-    "sim_replay_test",
-    "cuda_kernel_test",
-    "meetings_test",
-    "slip_test",
-    "link_test",
-    "decree_sim",
-    "step_sim",
-]
+LISTED = re.search(r"set\(test_programs ([^)]*)\)", (ROOT / "CMakeLists.txt").read_text())
+assert LISTED is not None
+PROGRAMS = [name.rpartition("/")[2] for name in LISTED[1].split()]
 
 # Arithmetic on plans and simulations, which take a sanitizer minutes and share no memory.
 WITHOUT_MEMORY_CHECKS = ["agreement_test", "plan_proofs", "tuner_test", "session_sim", "wide_sim"]

@@ -19,7 +19,7 @@ REFUSED = {
     "early checkpoint": ("RuntimeError", "call world.track"),
     "stateless": ("TypeError", "'thing' is a object without state_dict"),
     "zero": ("TypeError", "ZeroRedundancyOptimizer, whose shards die with their rank"),
-    "two samplers": ("ValueError", "one and two are elastic samplers"),
+    "two samplers": ("ValueError", "first and two are elastic samplers"),
     "track twice": ("RuntimeError", "world.track was called before"),
     "outside": ("RuntimeError", "outside of `with world.step"),
     "stranger": ("RuntimeError", "this SGD is not tracked, but its parameters are"),

@@ -82,7 +82,7 @@ class SimApi final : public Api {
     return process->memory.allocate(options_, card_of(device_of_thread), bytes);
   }
 
-  // Whatever unmaps memory may wait for all work on the device: this one always does, so that a
+  // A call that unmaps memory may wait for all work on the device: this one always does, so that a
   // program hangs here that would hang somewhere.
   void release(std::byte* memory) override {
     const Entered process = enter_unsafe("cudaFree");
@@ -208,7 +208,7 @@ class SimApi final : public Api {
     enqueue(target, {kCall, process->memory}, std::move(operation));
   }
 
-  // ---- what streams do -------------------------------------------------------------------------
+  // ---- work of streams -------------------------------------------------------------------------
 
   void copy(Stream stream, std::byte* to, const std::byte* from, uint64_t bytes) override {
     constexpr const char* kCall = "cudaMemcpyAsync";
@@ -247,7 +247,7 @@ class SimApi final : public Api {
     to_host(host.abort, sizeof *host.abort, true);
     enqueue_kernel(stream, to_host, [host]() mutable {
       if (host.abort != nullptr && std::atomic_ref(const_cast<uint32_t&>(*host.abort)) != 0) return;
-      // Now they are filled in; what they say may be addresses of registered memory, too.
+      // Now they are filled in; they may be addresses of registered memory, too.
       const auto host_side = [](LeaderSlot& slot) {
         slot.input &= ~kDeviceSide;
         slot.output &= ~kDeviceSide;
@@ -326,7 +326,7 @@ class SimApi final : public Api {
     return entered;
   }
 
-  // For what a capture may forbid.
+  // For calls that a capture may forbid.
   Entered enter_unsafe(const char* call) const {
     Entered process = enter(call);
     process->graphs.refuse_unsafe(call);
@@ -341,7 +341,7 @@ class SimApi final : public Api {
 
   template <typename Number>
   void write_to(const char* call, Stream stream, std::byte* word, Number value) {
-    // Pairs with wait_for() of other processes, and with whatever their hosts read it by.
+    // Pairs with wait_for() of other processes, and with the way their hosts read it.
     enqueue_word<Number>(call, stream, word, [value](Number* at) {
       std::atomic_ref(*at).store(value, std::memory_order_seq_cst);
     });
@@ -374,7 +374,7 @@ class SimApi final : public Api {
             [at, operation = std::move(operation)] { operation(at); });
   }
 
-  // Of a kernel: a call of it puts the host's address in an argument's place.
+  // Addresses in a kernel's arguments: a call of it puts the host's address in their place.
   Addresses arguments() const { return {kLaunch, enter(kLaunch)->memory}; }
 
   void enqueue_kernel(Stream stream, const Addresses& addresses, std::function<void()> kernel) {

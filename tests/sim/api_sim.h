@@ -15,10 +15,10 @@
 
 namespace ringcomm::sim {
 
-// Of one process's devices: those made there share memory, streams and errors.
+// Makes a table of one process's devices: all its tables share memory, streams and errors.
 std::unique_ptr<cuda::Api> make_simulated_api(const SimOptions& options);
-// What this process's allocations take of a device, those included that it has released and others
-// have mapped.
+// Counts the bytes of a device that this process has allocated, those included that it has released
+// and others have mapped.
 uint64_t used_bytes(int card);
 uint64_t copies();  // that were enqueued or captured
 uint64_t copied();  // that are over
@@ -48,7 +48,7 @@ int ringcomm_sim_synchronize();
 
 // Graphs, by CUDA's rules (sim_graphs.h). Streams are those of the table of functions, on the
 // calling thread's device. 0, or 1 after an error; ringcomm_sim_graph_error() says which.
-// Of cudaStreamCaptureMode: 0 is global, 1 thread_local, 2 relaxed.
+// `mode` is a cudaStreamCaptureMode: 0 is global, 1 thread_local, 2 relaxed.
 int ringcomm_sim_begin_capture(void* stream, int mode);
 // The graph; null after an error, as when the capture was invalidated.
 void* ringcomm_sim_end_capture(void* stream);

@@ -1,4 +1,4 @@
-// Arguments of kernels that meet, as the host sees what they name.
+// Arguments of kernels that meet, with addresses as the host sees them.
 #pragma once
 
 #include "device/kernel_args.h"
@@ -19,7 +19,7 @@ inline void set_host_side(Addresses& to_host, cuda::Exchange& exchange) {
 inline void set_host_side(Addresses& to_host, cuda::TwoShotArgs& args) {
   set_host_side(to_host, args.members);
   args.part.abort = args.members.abort;
-  // What others are given they read as they see it: addresses of registered memory, too.
+  // Other ranks read these addresses as they see them, also those of registered memory.
   for (cuda::LeaderSlot& slot : args.given) {
     slot.input &= ~kDeviceSide;
     slot.output &= ~kDeviceSide;

@@ -17,7 +17,7 @@ namespace {
 
 constexpr int kThreads = kMostRanks;
 
-// What the threads of a block share. With several members, they wait for each other.
+// The parts that the threads of a block share. With several members, they wait for each other.
 struct Shared {
   explicit Shared(int size) : members(size), meeting(size) {}
   const int members;
@@ -43,13 +43,13 @@ class Context {
   Operands& operands() { return shared_.operands; }
 
   template <class F>
-  void each(const F& f) {
+  void for_each_thread(const F& f) {
     if (shared_.members > 1) return f(member_);
     for (int thread = 0; thread < kThreads; ++thread) f(thread);
   }
   template <class F>
   bool all(const F& f) {
-    each([&](int thread) { shared_.refusals += !f(thread); });
+    for_each_thread([&](int thread) { shared_.refusals += !f(thread); });
     sync();
     const bool everybody = shared_.refusals == 0;
     sync();  // nobody is at the next one before all looked
@@ -156,11 +156,11 @@ constexpr Kernel kernel_of() {
                 on_host<Codec, Op>,
                 on_host<Codec, Op>};
   if constexpr (kWorthIt<Codec, Op>) {
-    kernel.reduce.two = reduce_on_host<Codec, Op, 2>;
-    kernel.reduce.four = reduce_on_host<Codec, Op, 4>;
-    kernel.reduce.eight = reduce_on_host<Codec, Op, 8>;
+    kernel.reduce.from_2 = reduce_on_host<Codec, Op, 2>;
+    kernel.reduce.from_4 = reduce_on_host<Codec, Op, 4>;
+    kernel.reduce.from_8 = reduce_on_host<Codec, Op, 8>;
   } else if constexpr (std::is_same_v<Op, Bor>) {
-    kernel.reduce.one = reduce_on_host<Codec, Op, 1>;
+    kernel.reduce.from_1 = reduce_on_host<Codec, Op, 1>;
   }
   return kernel;
 }

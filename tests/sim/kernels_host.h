@@ -10,7 +10,7 @@
 
 namespace ringcomm::sim {
 
-// What a kernel does to memory. A test may watch it, end it by an exception, or do it wrong.
+// A kernel's accesses to memory. A test may watch one, end it by an exception, or do it wrong.
 class Memory {
  public:
   virtual ~Memory() = default;

@@ -38,7 +38,7 @@ void check_use(SimMemory& memory, const Use& use) {
   if (memory.allocation_of(use.address).id != use.allocation) throw DeviceError("another one");
 }
 
-// What a node uses is there as it was when it was captured.
+// Checks that everything a node uses is there as it was when it was captured.
 void check_uses(const Node& node) {
   try {
     for (const Use& use : node.uses) check_use(Process::get().memory, use);
@@ -101,12 +101,12 @@ void* SimGraphs::end(const StreamPtr& stream) {
     fail(kCall, wrong);
   }
   const Capture ended = std::move(*capture);
-  captures_.erase(ended.id);  // whatever it comes to, its streams are free
+  captures_.erase(ended.id);  // in any case its streams are free
   if (ended.invalidated) fail(kCall, kInvalidated);
   const Before& joined = ended.streams.at(ended.origin);
   for (const auto& [id, before] : ended.streams) {
-    const auto found = joined.find(id);
-    const uint64_t seen = found == joined.end() ? 0 : found->second;
+    const auto entry = joined.find(id);
+    const uint64_t seen = entry == joined.end() ? 0 : entry->second;
     if (id != ended.origin && seen < before.at(id)) fail(kCall, kUnjoined);
   }
   return graphs_.emplace(ended.graph.get(), ended.graph).first->first;
@@ -182,15 +182,15 @@ bool SimGraphs::wait(Event event, const StreamPtr& stream, bool legacy) {
   constexpr const char* kCall = "cudaStreamWaitEvent";
   Capture* own = active(kCall, stream);
   const auto recorded = events_.find(event);
-  const auto found =
+  const auto captured =
       recorded == events_.end() ? captures_.end() : captures_.find(recorded->second.capture);
-  if (own != nullptr && found == captures_.end()) {
+  if (own != nullptr && captured == captures_.end()) {
     own->invalidated = true;
     fail(kCall, kIsolation);
   }
   if (recorded == events_.end()) return false;
-  if (found == captures_.end()) fail(kCall, kCapturedEvent);  // it has ended
-  Capture& theirs = found->second;
+  if (captured == captures_.end()) fail(kCall, kCapturedEvent);  // it has ended
+  Capture& theirs = captured->second;
   if (own != nullptr && own != &theirs) {
     own->invalidated = theirs.invalidated = true;
     fail(kCall, kMerge);
@@ -208,9 +208,9 @@ bool SimGraphs::wait(Event event, const StreamPtr& stream, bool legacy) {
 // ---- replays ------------------------------------------------------------------------------------
 
 Graph& SimGraphs::graph_at(const char* call, void* graph) {
-  const auto found = graphs_.find(graph);
-  if (found == graphs_.end()) fail(call, "invalid argument");
-  return *found->second;
+  const auto entry = graphs_.find(graph);
+  if (entry == graphs_.end()) fail(call, "invalid argument");
+  return *entry->second;
 }
 
 void SimGraphs::launch(void* graph, const StreamPtr& stream) {
@@ -226,7 +226,7 @@ void SimGraphs::launch(void* graph, const StreamPtr& stream) {
   launched.stream = stream;
 }
 
-// What was launched runs to its end.
+// Launches of the graph run to their end.
 void SimGraphs::destroy(void* graph) {
   graph_at("cudaGraphExecDestroy", graph);
   graphs_.erase(graph);

@@ -1,7 +1,7 @@
 // Capture and replay of CUDA graphs on a simulated device, by the rules of cudaStreamBeginCapture.
 //
-// What is enqueued into a stream that takes part in a capture becomes a node of its graph, and does
-// not run. A replay is one command of a stream. It runs the nodes one after the other in the order
+// A call that enqueues into a stream that takes part in a capture makes a node of its graph, and
+// runs nothing. A replay is one command of a stream. It runs the nodes one by one, in the order
 // of the calls, as CUDA may do. Memory that was released or unregistered since the capture is an
 // illegal access, also where other memory has come to lie at its address.
 #pragma once
@@ -83,7 +83,7 @@ class SimGraphs {
   uint64_t capture_of(const StreamPtr& stream);     // 0: none, or one that was invalidated
   bool captures_globally() const;                   // any stream, in mode global
   void refuse_unsafe(const char* call);             // where a capture forbids it to this thread
-  void refuse(const char* call, const StreamPtr&);  // what no stream can do while it captures
+  void refuse(const char* call, const StreamPtr&);  // a call that no stream takes while it captures
 
   // Into the graph that the stream captures, or for the device. Returns its number in the stream; 0
   // where it was captured.

@@ -14,7 +14,7 @@
 namespace ringcomm::sim {
 namespace {
 
-// What the 64 bytes of a handle say. The peer opens /proc/PID/fd/N.
+// The 64 bytes of a handle. The peer opens /proc/PID/fd/N.
 struct Exported {
   uint64_t machine, inode, bytes, mapped;
   const std::byte* base;
@@ -125,7 +125,7 @@ void SimMemory::release(std::byte* memory) {
   count_released();
 }
 
-// What nobody maps any more is free.
+// Counts memory as free that nobody maps any more.
 void SimMemory::count_released() {
   std::erase_if(released_, [&](const Released& released) {
     if (is_locked(released.chunk.descriptor)) return false;
@@ -177,7 +177,7 @@ void SimMemory::release_pinned(std::byte* memory) {
   retire(at_base("cudaFreeHost", memory, {Kind::kPinned}));
 }
 
-// An address that nobody uses: the one that was released last, of this size.
+// Returns an unused address: the one that was released last, of this size.
 std::byte* SimMemory::place(uint64_t mapped) {
   std::vector<std::byte*>& again = retired_[mapped];
   if (!again.empty()) {
@@ -245,14 +245,14 @@ std::byte* SimMemory::host_side(const char* call, const std::byte* address, uint
 
 Allocation SimMemory::allocation_of(const std::byte* address) {
   const std::lock_guard lock(mutex_);
-  const auto found = around(address);
+  const auto entry = around(address);
   // Other tensors of a torch without CUDA stand in for a device's, too: in no known allocation.
-  if (found == regions_.end()) return {};
-  const auto& [base, region] = *found;
+  if (entry == regions_.end()) return {};
+  const auto& [base, region] = *entry;
   if (region.kind != Kind::kExpandable) {
     return {base, region.bytes, region.id, region.kind == Kind::kMalloc};
   }
-  // The driver knows chunks, not what was put together of them.
+  // The driver knows chunks, not ranges made of several.
   const uint64_t chunk = region.chunks.front().bytes;
   const uint64_t index = static_cast<uint64_t>(address - base) / chunk;
   return {base + index * chunk, chunk, region.ids[index], false};
@@ -260,10 +260,10 @@ Allocation SimMemory::allocation_of(const std::byte* address) {
 
 void SimMemory::remap(std::byte* address, uint64_t bytes, bool same_ids) {
   const std::lock_guard lock(mutex_);
-  const auto found = around(address);
-  if (found == regions_.end() || found->second.kind != Kind::kExpandable)
+  const auto entry = around(address);
+  if (entry == regions_.end() || entry->second.kind != Kind::kExpandable)
     throw DeviceError("cuMemUnmap: invalid argument");
-  auto& [base, region] = *found;
+  auto& [base, region] = *entry;
   const uint64_t chunk = region.chunks.front().bytes;
   for (auto i = static_cast<uint64_t>(address - base) / chunk; base + i * chunk < address + bytes;
        ++i) {
@@ -366,9 +366,9 @@ void SimMemory::close_memory(std::byte* base) {
 
 std::vector<Chunk> SimMemory::export_chunks(std::byte* address, uint64_t bytes, size_t most) {
   const std::lock_guard lock(mutex_);
-  const auto found = around(address);
-  if (found == regions_.end() || found->second.kind != Kind::kExpandable || bytes == 0) return {};
-  const auto& [base, region] = *found;
+  const auto entry = around(address);
+  if (entry == regions_.end() || entry->second.kind != Kind::kExpandable || bytes == 0) return {};
+  const auto& [base, region] = *entry;
   const uint64_t chunk = region.chunks.front().bytes;
   const auto begin = static_cast<uint64_t>(address - base);
   if (bytes > region.mapped - begin) return {};
@@ -404,9 +404,9 @@ std::byte* SimMemory::map_chunks(const std::vector<Chunk>& chunks) {
 
 void SimMemory::unmap_chunks(std::byte* base, uint64_t bytes) {
   const std::lock_guard lock(mutex_);
-  const auto found = at_base("cuMemUnmap", base, {Kind::kMapped});
-  if (found->second.mapped != bytes) throw DeviceError("cuMemUnmap: invalid argument");
-  retire(found);
+  const auto entry = at_base("cuMemUnmap", base, {Kind::kMapped});
+  if (entry->second.mapped != bytes) throw DeviceError("cuMemUnmap: invalid argument");
+  retire(entry);
 }
 
 }  // namespace ringcomm::sim

@@ -1,9 +1,9 @@
 // Memory of a simulated device: memfds, which other processes can map.
 //
-// What was released is poisoned, and then cannot be touched until the next allocation of the same
+// Released memory is poisoned, and then cannot be touched until the next allocation of the same
 // size is made at the very same address, under another id. It counts as used until the last process
-// that has mapped it closes it. Until then, what comes to lie at the address cannot be opened
-// there.
+// that has mapped it closes it. Until then, other memory that comes to lie at the address cannot be
+// opened there.
 #pragma once
 
 #include <atomic>
@@ -43,8 +43,8 @@ class SimMemory {
   // Has the chunks in [address, address + bytes) give way to new ones, as torch's expandable
   // segments do with unused memory. `same_ids`: they are called like those before.
   void remap(std::byte* address, uint64_t bytes, bool same_ids);
-  // What the host calls [address, address + bytes). The errors of `call` for a device's address
-  // that is not registered; with `mapped`, also for memory that the device cannot read.
+  // Returns the host's address of [address, address + bytes). Throws the error of `call` for a
+  // device's address that is not registered; with `mapped`, also for memory that it cannot read.
   std::byte* host_side(const char* call, const std::byte* address, uint64_t bytes, bool mapped);
   // Is it this process's own memory of that card, or memory of the host that devices reach?
   bool is_own(const std::byte* address, int card);
@@ -75,7 +75,7 @@ class SimMemory {
     pid_t exporter = 0;
     uint64_t inode = 0;                 // the exporter's memfd
     const std::byte* theirs = nullptr;  // where it lies there
-    std::vector<Fd> held;               // locked while this maps what they are of
+    std::vector<Fd> held;               // locked while this maps their memory
   };
   using Regions = std::map<std::byte*, Region>;
   struct Released {  // by its owner

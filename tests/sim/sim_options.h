@@ -1,4 +1,4 @@
-// What a simulated device is like and what goes wrong with it: by RINGCOMM_SIM_ and
+// Properties and faults of a simulated device: variables whose names are RINGCOMM_SIM_ and
 //
 // clang-format off
 // DEVICES       1      how many devices there are

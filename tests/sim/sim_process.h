@@ -1,4 +1,4 @@
-// What a process has of its simulated devices, and what a call of the driver is.
+// A process's side of its simulated devices, and the begin and end of a call of the driver.
 #pragma once
 
 #include <signal.h>
@@ -57,7 +57,7 @@ class Entered {
  public:
   explicit Entered(Process& process) : process_(process), lock_(process.driver) {}
   Process* operator->() const { return &process_; }
-  // For what waits for streams that wait for a word: the driver cannot do it while one does.
+  // For calls that wait for streams that wait for a word: the driver cannot do it while one does.
   const Entered& pass() const {
     process_.streams.pass(device_of_thread);
     return *this;
@@ -68,7 +68,7 @@ class Entered {
   std::unique_lock<std::recursive_mutex> lock_;
 };
 
-// What befalls the operations of streams.
+// Faults of operations in streams.
 class Faults {
  public:
   explicit Faults(const SimOptions& options) : options_(options) {}

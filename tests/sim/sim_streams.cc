@@ -12,7 +12,7 @@ namespace ringcomm::sim {
 
 namespace {
 
-// Until (int32)(word - value) >= 0. Nobody rings: another process's thread writes the word.
+// Until (int32)(word - value) >= 0. There is no ring: another process's thread writes the word.
 void poll_word(uint32_t* word, uint32_t value) {
   for (int round = 0;; ++round) {
     const uint32_t now = std::atomic_ref(*word).load(std::memory_order_seq_cst);
@@ -110,9 +110,9 @@ Stream SimStreams::make(int device) {
 
 void SimStreams::destroy(Stream stream) {
   const std::lock_guard lock(mutex_);
-  const auto found = open_.find(stream);
-  if (found == open_.end()) throw DeviceError("cudaStreamDestroy: invalid resource handle");
-  open_.erase(found);  // what is left in its connection is done
+  const auto entry = open_.find(stream);
+  if (entry == open_.end()) throw DeviceError("cudaStreamDestroy: invalid resource handle");
+  open_.erase(entry);  // work left in its connection is done
 }
 
 std::shared_ptr<SimStream> SimStreams::find(const char* call, Stream stream, int device) {
@@ -122,9 +122,9 @@ std::shared_ptr<SimStream> SimStreams::find(const char* call, Stream stream, int
     if (!made) made = new_stream(device);
     return made;
   }
-  const auto found = open_.find(stream);
-  if (found == open_.end()) throw DeviceError(str(call, ": invalid resource handle"));
-  return found->second;
+  const auto entry = open_.find(stream);
+  if (entry == open_.end()) throw DeviceError(str(call, ": invalid resource handle"));
+  return entry->second;
 }
 
 void SimStreams::drain(int device) {
@@ -152,9 +152,9 @@ void SimStreams::destroy_event(Event event) {
 }
 
 SimStreams::Recorded& SimStreams::recorded(const char* call, Event event) {
-  const auto found = events_.find(event);
-  if (found == events_.end()) throw DeviceError(str(call, ": invalid resource handle"));
-  return *found->second;
+  const auto entry = events_.find(event);
+  if (entry == events_.end()) throw DeviceError(str(call, ": invalid resource handle"));
+  return *entry->second;
 }
 
 int SimStreams::device_of(const char* call, Event event) {

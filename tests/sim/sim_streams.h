@@ -64,15 +64,15 @@ class SimStream : public std::enable_shared_from_this<SimStream> {
 // Those of a process. Threads are detached: a stream that waits for a peer keeps no process alive.
 class SimStreams {
  public:
-  // Of streams that are made from now on.
+  // Sets the limits of streams that are made from now on.
   void set_limits(uint64_t connections, uint64_t commands);
   Stream make(int device);
   void destroy(Stream stream);
-  // Null is the default stream of `device`. `call` is whom an error names.
+  // Null is the default stream of `device`. An error names `call`.
   std::shared_ptr<SimStream> find(const char* call, Stream stream, int device);
   // Waits for all work on the device, also of streams that were destroyed: as cudaFree does.
   void drain(int device);
-  // What a stream of the device does while it waits for a word. pass() waits until none does.
+  // Waits for a word, on the thread of a stream of the device. pass() waits until none does so.
   void wait_for_word(int device, uint32_t* word, uint32_t value);
   void pass(int device);
   bool is_waiting(int device);  // some stream, for a word
@@ -81,7 +81,7 @@ class SimStreams {
   void destroy_event(Event event);
   int device_of(const char* call, Event event);
   void record(Event event, std::shared_ptr<SimStream> stream, uint64_t number);
-  // Returns what waits for the work that is recorded now.
+  // Returns a function that waits for the work that is recorded now.
   std::function<void()> waiter(Event event);
 
  private:

@@ -36,8 +36,9 @@ class Tensors {
     api_->current_device();  // throws in a forked child
     const uint64_t block = (bytes / kBlockBytes + 1) * kBlockBytes;
     const std::lock_guard lock(mutex_);
-    auto segment = std::find_if(segments_.begin(), segments_.end(),
-                                [&](const Segment& one) { return one.bytes - one.used >= block; });
+    auto segment = std::find_if(segments_.begin(), segments_.end(), [&](const Segment& other) {
+      return other.bytes - other.used >= block;
+    });
     if (segment == segments_.end()) {
       const uint64_t wanted = std::max(block, options_.segment_bytes);
       // As torch's allocator does while it calls cudaMalloc.
@@ -56,10 +57,10 @@ class Tensors {
     if (owner_ != ::getpid()) return;  // the block is the parent's
     const std::lock_guard lock(mutex_);
     for (Segment& segment : segments_) {
-      const auto found = segment.blocks.find(block);
-      if (found == segment.blocks.end()) continue;
-      std::memset(block, static_cast<int>(kPoison), found->second);
-      segment.blocks.erase(found);
+      const auto entry = segment.blocks.find(block);
+      if (entry == segment.blocks.end()) continue;
+      std::memset(block, static_cast<int>(kPoison), entry->second);
+      segment.blocks.erase(entry);
       if (segment.blocks.empty()) segment.used = 0;
     }
   }

@@ -1,6 +1,6 @@
 // Lets a torch without CUDA have a CUDA device: the simulated one. Streams, events, tensors and
 // kernels of torch's are there (torch_kernels.h), generators are not. Graphs are, of all but
-// torch's kernels. What ringcomm does with torch's streams can be tested so:
+// torch's kernels. Ringcomm's use of torch's streams can be tested so:
 // tests/device/test_device_streams.py.
 #include <ATen/ATen.h>
 #include <ATen/detail/CUDAHooksInterface.h>
@@ -19,7 +19,7 @@
 namespace c10d {  // where torch's registry has its timers
 namespace {
 
-// What DDP notes of its steps: DDP fails without a timer for its device.
+// Takes DDP's notes about its steps: DDP fails without a timer for its device.
 class SimulatedTimer final : public Timer {
  public:
   explicit SimulatedTimer(c10::Device) {}
@@ -108,7 +108,7 @@ class Guard final : public c10::impl::DeviceGuardImplInterface {
   }
 };
 
-// What torch asks before it takes CUDA for the accelerator of this process, as autograd does.
+// Torch asks these before it takes CUDA for the accelerator of this process, as autograd does.
 class Hooks final : public at::CUDAHooksInterface {
  public:
   bool hasCUDA() const override { return true; }
@@ -181,10 +181,10 @@ void start(const std::string& path, const std::string& interface) {
   void* const library = ::dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
   TORCH_CHECK(library != nullptr, ::dlerror());
   const auto function = reinterpret_cast<cuda::ApiFunction>(::dlsym(library, cuda::kApiSymbol));
-  cuda::Api* const found = function(interface.c_str());
-  TORCH_CHECK(found != nullptr, path, " is of another build");
+  cuda::Api* const table = function(interface.c_str());
+  TORCH_CHECK(table != nullptr, path, " is of another build");
   find_graphs(library);
-  api = found;
+  api = table;
   find(library, "ringcomm_sim_allocate", memory.allocate);
   find(library, "ringcomm_sim_release", memory.release);
   c10::impl::registerDeviceGuard(c10::kCUDA, new Guard);
@@ -206,7 +206,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
   // These wait for calls of other threads, if not for the device.
   using Unlocked = py::call_guard<py::gil_scoped_release>;
   module.def("synchronize", [] { api->synchronize(current_handle()); }, Unlocked());
-  // Of the current stream. Graphs are numbers.
+  // These act on the current stream. Graphs are numbers.
   module.def("begin_capture", &begin_capture, py::arg("mode") = "global", Unlocked());
   module.def("end_capture", &end_capture, Unlocked());
   module.def("launch_graph", &launch_graph, Unlocked());

@@ -19,7 +19,7 @@ std::function<void()>& synchronizer() {
   return function;
 }
 
-// What a storage of the device holds: the memory of the host that it is.
+// The content of a storage of the device: memory of the host.
 struct Owner {
   c10::Storage host;
   bool waits;  // for the stream, before the memory is freed: torch's allocator does as much
@@ -59,13 +59,13 @@ class Loan {
     if (value.isTensor()) return lend(value.toTensor());
     if (value.isTensorList()) {
       c10::List<at::Tensor> list;
-      for (const at::Tensor& each : value.toTensorVector()) list.push_back(lend(each));
+      for (const at::Tensor& tensor : value.toTensorVector()) list.push_back(lend(tensor));
       return list;
     }
     if (value.isOptionalTensorList()) {
       c10::List<std::optional<at::Tensor>> list;
-      for (const std::optional<at::Tensor> each : value.toOptionalTensorList()) {
-        list.push_back(each ? std::optional(lend(*each)) : std::nullopt);
+      for (const std::optional<at::Tensor> tensor : value.toOptionalTensorList()) {
+        list.push_back(tensor ? std::optional(lend(*tensor)) : std::nullopt);
       }
       return list;
     }
@@ -81,7 +81,7 @@ class Loan {
     if (value.isTensor()) return give_back(value.toTensor());
     if (!value.isTensorList()) return value;
     c10::List<at::Tensor> list;
-    for (const at::Tensor& each : value.toTensorVector()) list.push_back(give_back(each));
+    for (const at::Tensor& tensor : value.toTensorVector()) list.push_back(give_back(tensor));
     return list;
   }
 

@@ -20,7 +20,7 @@ from lab import browser
 from lab.limits import limit
 from ringcomm.__main__ import main
 from ringcomm._text import show_seconds
-from ringcomm.tools.bench import algorithms, cases
+from ringcomm.tools.bench import cases
 
 BENCH = (sys.executable, "-m", "ringcomm", "bench")
 SHORT = ("--rounds", "2", "--seconds", "0.005", "--deadline", f"{limit(60):.0f}")
@@ -114,19 +114,22 @@ def test_large_calls_are_compared_with_their_copies(measured: Measured) -> None:
     ("asked", "transport", "collective", "taken"),
     [
         ("ring", "auto", "all_reduce", "ring"),
+        ("all_reduce=ring", "auto", "all_reduce,all_gather", "ring direct"),
+        ("all_reduce:1M-=ring", "auto", "all_reduce", "direct"),
         ("ring", "auto", "all_to_all", "pairwise"),  # it has no ring
-        ("direct", "tcp", "all_reduce", "ring"),  # it needs mapped memory
+        ("direct", "tcp", "all_reduce", "doubling"),  # it needs mapped memory
         ("hierarchical", "auto", "all_reduce", "direct"),
     ],
 )
-def test_an_algorithm_that_was_asked_for(
-    monkeypatch: pytest.MonkeyPatch, asked: str, transport: str, collective: str, taken: str
+def test_the_algorithm_is_the_one_that_ran(
+    tmp_path: Path, asked: str, transport: str, collective: str, taken: str
 ) -> None:
-    algorithms.algorithm.cache_clear()
-    monkeypatch.setenv("RINGCOMM_ALGORITHM", asked)
-    monkeypatch.setenv("RINGCOMM_TRANSPORT", transport)
-    assert algorithms.algorithm(collective, 1 << 20, 4) == taken
-    algorithms.algorithm.cache_clear()
+    file = tmp_path / "out.json"
+    words = (collective, "--backends", "ringcomm", "--size", "256K", "--json", file)
+    done = bench(*words, RINGCOMM_ALGORITHM=asked, RINGCOMM_TRANSPORT=transport)
+    assert done.returncode == 0, done.stderr
+    samples = json.loads(file.read_text())["samples"]
+    assert " ".join(dict.fromkeys(s["algorithm"] for s in samples)) == taken
 
 
 def test_algorithms_are_those_of_the_table(measured: Measured) -> None:

@@ -69,7 +69,7 @@ def test_all_is_as_many_ranks_as_gpus_or_cores(monkeypatch: pytest.MonkeyPatch) 
             ddp=False,
             collectives=None,
         )
-        command.look(options)
+        command.complete(options)
         counts: list[int] = options.ranks
         return counts
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import Callable
 from pathlib import Path
@@ -10,9 +11,10 @@ import doctor_cases
 import pytest
 
 from lab import browser
+from ringcomm import _C
 from ringcomm._text import spans
-from ringcomm.tools.doctor import facts, meeting, report
-from ringcomm.tools.doctor.evidence import Evidence
+from ringcomm.tools.doctor import facts, meeting, report, stages
+from ringcomm.tools.doctor.evidence import Evidence, shares_memory
 from ringcomm.tools.doctor.findings import judge, status_of
 
 Change = Callable[[Evidence], object]
@@ -80,6 +82,26 @@ CASES: list[tuple[Change, int, str]] = [
     (fact("build", "other", 3), 2, "Ranks have different builds of ringcomm: fc2a07301553 on ra"),
     (fact("torch", "2.12.0", 3), 1, "Ranks have different versions of torch: 2.13.0 on ranks 0-2"),
     (fact("settings", {"RINGCOMM_FLOWS": "2"}, 3), 2, "RINGCOMM_FLOWS differs: (not set) on ranks"),
+    (
+        fact("settings", {"RINGCOMM_TLS": "on"}, 0),
+        2,
+        "RINGCOMM_TLS differs: on on rank 0, (not set",
+    ),
+    (
+        fact("settings", {"RINGCOMM_SECRET_FILE": "(set)"}, 2, 3),
+        2,
+        "RINGCOMM_SECRET differs: (not set) on ranks 0 and 1, (set) on ranks 2 and 3.",
+    ),
+    (
+        fact("settings", {"RINGCOMM_SHARED_BUFFERS": "4096"}, 1),
+        2,
+        "RINGCOMM_SHARED_BUFFERS differs: (not set) on rank 0, 4096 on rank 1.",
+    ),
+    (
+        fact("settings", {"RINGCOMM_ALGORITHM": "ring"}, 3),
+        2,
+        "RINGCOMM_ALGORITHM differs: (not set) on rank 0, ring on rank 3.",
+    ),
     (fact("settings", {"RINGCOMM_PORT": "1"}, 3), 1, "RINGCOMM_PORT is set on rank 3, and no such"),
     (fact("descriptors_limit", 20, 1), 2, "Rank 1 on host0 may open 20 descriptors, of which 10"),
     (fact("descriptors_limit", 64, 1), 1, "Rank 1 on host0 may open 64 descriptors"),
@@ -150,6 +172,52 @@ def test_a_rule(change: Change, status: int, words: str) -> None:
     assert words in " ".join(report.text(evidence, findings).split())
 
 
+@pytest.mark.parametrize(
+    ("variable", "text", "ranks"),
+    [
+        ("RINGCOMM_ALGORITHM", "ring", [0]),  # the others do as rank 0 asks
+        ("RINGCOMM_FLOWS", "auto", [3]),  # which is the default
+        ("RINGCOMM_SHARED_BUFFERS", "4096", [0, 1]),  # both ranks of a host
+        ("RINGCOMM_SPIN_US", "5", [1]),
+    ],
+)
+def test_settings_that_may_differ(variable: str, text: str, ranks: list[int]) -> None:
+    evidence = doctor_cases.healthy()
+    fact("settings", {variable: text}, *ranks)(evidence)
+    assert judge(evidence) == []
+
+
+def test_an_unknown_setting_has_the_nearest_beside_it() -> None:
+    evidence = doctor_cases.healthy()
+    fact("settings", {"RINGCOMM_PORT": "1", "RINGCOMM_SIM_X": "1"}, 3)(evidence)
+    (finding,) = judge(evidence)
+    assert finding.remedy == "did you mean RINGCOMM_PORTS? docs/options.md lists them all"
+
+
+def test_settings_of_connections_may_differ_on_one_host() -> None:
+    evidence = doctor_cases.healthy(4, 4)
+    fact("settings", {"RINGCOMM_FLOWS": "2"}, 3)(evidence)
+    assert judge(evidence) == []
+    fact("settings", {"RINGCOMM_TRANSPORT": "tcp"}, 2)(evidence)
+    assert "RINGCOMM_FLOWS differs: (not set) on ranks 0-2" in judge(evidence)[0].sentence
+
+
+def test_who_shares_memory_is_the_rule_of_the_library() -> None:
+    identities = [
+        (boot, network, user)
+        for boot in ("boot0", "boot1", facts.UNKNOWN)
+        for network in ("4:1", facts.UNKNOWN)
+        for user in (0, 1000)
+    ]
+    for mine, theirs in itertools.product(identities, repeat=2):
+        ranks = [
+            facts.Facts(rank=rank, boot_id=boot, network=network, user=user)
+            for rank, (boot, network, user) in enumerate((mine, theirs))
+        ]
+        told = shares_memory(*ranks) == ""
+        assert told == _C.same_host(("host", *mine), ("host", *theirs)), (mine, theirs)
+
+
 def test_a_slow_link() -> None:
     evidence = doctor_cases.healthy(8, 2)
     assert judge(evidence) == []
@@ -199,6 +267,20 @@ def test_messages_are_small_and_those_that_are_missing_are_left_out() -> None:
 
 
 # ---- facts, from files
+
+
+def test_the_file_of_the_secret_is_read_as_the_library_reads_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    file = tmp_path / "secret"
+    file.write_text("bees\n")
+    file.chmod(0o600)
+    environment = {"RINGCOMM_SECRET_FILE": "~/secret"}
+    assert facts.secret_error(environment) == ""
+    assert stages.own_secret(environment) == b"bees"
+    file.chmod(0o644)
+    assert "RINGCOMM_SECRET_FILE=~/secret can be read by others" in facts.secret_error(environment)
 
 
 def test_memory_and_cores_of_a_cgroup(tmp_path: Path) -> None:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import pickle
+import re
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,9 +18,12 @@ import torch.distributed as dist
 from conftest import JOB, Run
 
 import ringcomm
+from lab.flights import training, write
 from lab.limits import limit
 from lab.ranks import Rank, Ranks, ranks
-from ringcomm._flight.records import GroupRecord, by_job, read_folder
+from ringcomm.__main__ import main
+from ringcomm._flight import recorder
+from ringcomm._flight.records import GroupRecord, by_job, last_ns, read_folder, read_ring
 from ringcomm.tools.trace.job import groups_of
 
 
@@ -165,6 +171,16 @@ while not os.path.exists({str(tmp_path)!r} + "/rank_0"): time.sleep(0.01)
     assert lines == {2: "9 in <module>", 3: "15 in <module>"}
 
 
+class Library:
+    """Stands for the compiled library, for the recorder."""
+
+    def __init__(self, rings: list[bytes]) -> None:
+        self.rings = rings
+
+    def flight_rings(self) -> list[bytes]:
+        return self.rings
+
+
 def test_a_signal_writes_them_during_a_hang(job: Any, tmp_path: Path) -> None:
     """The signal goes to a rank that waits in the library; Python's own handlers could not run."""
     folder = tmp_path / "records"
@@ -275,6 +291,59 @@ def test_a_rank_that_calls_nothing_writes_too(job: Any, tmp_path: Path, transpor
     )
     assert (folder / "rank_1").exists(), text
     assert records_of(folder)[1].failure
+
+
+def test_trace_has_the_line_of_the_rank_that_is_missing(
+    job: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """When a group fails, ranks that were not even in it write where they are."""
+    folder = tmp_path / "records"
+    text = job(
+        "from datetime import timedelta\n"
+        "def load_batch():\n"
+        "    while not os.path.exists(os.environ['RINGCOMM_TRACE'] + '/rank_1'): time.sleep(0.01)\n"
+        "if rank == 0:\n"
+        "    try: dist.all_reduce(torch.ones(60), async_op=True).wait(timedelta(seconds=0.2))\n"
+        "    except RuntimeError: dist.group.WORLD._get_backend(torch.device('cpu')).abort()\n"
+        "else: load_batch()\n",
+        RINGCOMM_TRACE=str(folder),
+    )
+    assert main(["trace", str(folder)]) == 1, text
+    first = capsys.readouterr().out.splitlines()[0]
+    assert re.search(
+        r"^rank 1 never called all_reduce #\d+: it is at .+ in load_batch \(host", first
+    )
+
+
+def test_a_rank_that_stands_still_writes_its_stacks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before anything fails, so that `trace` and `top` can tell where a job hangs."""
+    flights, _ = training(1)
+    write(tmp_path, flights)
+    (ring,) = [path.read_bytes() for path in tmp_path.glob("*.ring")]
+    monkeypatch.setattr(recorder, "setting", lambda name: str(tmp_path) if name == "trace" else "")
+    watcher = recorder._Watcher(Library([ring]), 0)
+    moved = last_ns(read_ring(ring))
+    for after, there in ((recorder.STILL / 2, False), (recorder.STILL * 2, True)):
+        monkeypatch.setattr(time, "monotonic_ns", lambda after=after: moved + int(after * 1e9))
+        watcher.keep_stacks_of_a_hang()
+        assert [path.exists() for path in tmp_path.glob("*.stacks")] == [True] * there
+
+
+def test_stacks_of_long_ago_are_not_shown(tmp_path: Path) -> None:
+    flights, _ = training(1)
+    write(tmp_path, flights)
+    (ring,) = tmp_path.glob("*.ring")
+    stacks = ring.with_name(ring.stem.rpartition("-")[0] + ".stacks")
+    stacks.write_text(
+        'thread MainThread:\n  File "/home/me/train.py", line 7, in <module>\n    step()\n'
+        '  File "/home/me/train.py", line 4, in step\n    pull()\n'
+        '  File "/usr/lib/python3/dist-packages/torch/a.py", line 9, in pull\n'
+    )
+    assert read_folder(tmp_path).records[0].at == "train.py:4 in step"
+    os.utime(stacks, (1, 1))
+    assert read_folder(tmp_path).records[0].at == ""
 
 
 def test_records_have_the_line_that_called(job: Any, tmp_path: Path) -> None:

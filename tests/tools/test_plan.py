@@ -121,6 +121,16 @@ def test_the_row_is_the_one_that_the_library_took() -> None:
         assert taken.startswith(f"> {made.reason}: {made.algorithm} "), call
 
 
+def test_a_row_that_does_not_fit_has_a_reason() -> None:
+    any_size = _planner.LIMITS["any_size"]
+    for ranks, hosts in [(1, 1), (2, 1), (2, 2), (8, 4), (17, 17), (34, 17), (512, 16)]:
+        for name in COLLECTIVES:
+            call = call_of(name, ranks, ranks * 4, hosts, 1)
+            for row in show.rows_of(call, Network()):
+                no = show.refusal({**row, "limit": any_size}, call, Network())
+                assert bool(no) == (not row["fits"]), (row, ranks, hosts)
+
+
 @pytest.mark.parametrize("name", ["all_reduce", "all_gather", "broadcast", "reduce"])
 def test_limits_are_where_the_library_changes(name: str) -> None:
     for ranks, hosts in [(4, 4), (7, 7), (16, 4)]:

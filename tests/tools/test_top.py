@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import re
+import select
 import signal
 import subprocess
 import sys
@@ -19,7 +20,7 @@ from lab import ROOT
 from lab.flights import training, write
 from lab.limits import limit
 from ringcomm.__main__ import main
-from ringcomm._flight.records import GroupRecord, Operation, Total
+from ringcomm._flight.records import GroupRecord, Operation, Total, last_ns
 from ringcomm.tools import top
 
 PROGRAM = """
@@ -124,7 +125,7 @@ def test_the_screen(size: int) -> None:
         )
     look = top.Look(10.0, records)
     screen = console.Console(width=120, height=size + 6, record=True, file=io.StringIO())
-    screen.print(top.table(look, look, "job"))
+    screen.print(top.table(look, look, "job", top.View()))
     text = screen.export_text()
     lines = [line for line in text.splitlines() if "node" in line]
     assert len(lines) == size
@@ -144,36 +145,89 @@ def hang(folder: Path, size: int) -> tuple[top.Look, top.Look]:
     return top.look(folder, 1.7e9 + 1), top.look(folder, 1.7e9 + 2)
 
 
-@pytest.mark.parametrize("width", [80, 200])
+@pytest.mark.parametrize("width", [50, 80, 200])
 @pytest.mark.parametrize("size", [2, 8, 64])
 def test_screens_of_all_sizes(tmp_path: Path, size: int, width: int) -> None:
     """Nothing is cut; where there is too little room, columns that say less are left out."""
     console = pytest.importorskip("rich.console")
     screen = console.Console(width=width, record=True, file=io.StringIO())
-    screen.print(top.table(*hang(tmp_path, size), "job", width))
+    screen.print(top.table(*hang(tmp_path, size), "job", top.View(width)))
     text = screen.export_text()
     assert "…" not in text
     lines = [line for line in text.splitlines() if line.startswith("│")]
     assert len(lines) == size
-    assert sum("│ running │" in line for line in lines) == size - 1
+    assert width < 80 or sum("│ running │" in line for line in lines) == size - 1
     # For whom it waits, or its own number.
     assert all(re.search(rf"│ +{size - 1} +│", line) for line in lines)
-    assert all("#21" in line for line in lines[:-1])
+    assert all("#21" in line for line in lines if not line.startswith(f"│{size - 1:>5} │"))
     assert ("bfloat16[500000000] SUM" in text) == (width == 200)
 
 
-def test_a_low_screen_shows_who_waits(tmp_path: Path) -> None:
+def drawn(looks: tuple[top.Look, top.Look], view: top.View) -> list[str]:
+    """Return the first column of the screen: ranks, in the order in which they are shown."""
     console = pytest.importorskip("rich.console")
-    looks = hang(tmp_path, 64)
-    for record in list(looks[1].records.values())[:50]:
-        record.operations.pop()
-        record.operations.append(record.operations[-1])
     screen = console.Console(width=120, record=True, file=io.StringIO())
-    screen.print(top.table(*looks, "job", 120, 24))
+    screen.print(top.table(*looks, "job", view))
     text = screen.export_text()
-    assert len(text.splitlines()) <= 24
-    assert text.count("│ running │") == 13
-    assert "and 47 more: --once prints all" in text
+    assert len(text.splitlines()) <= view.height
+    return re.findall(r"^│ +(\d+) │", text, re.M)
+
+
+def test_the_rank_that_others_wait_for_comes_first(tmp_path: Path) -> None:
+    looks = hang(tmp_path, 64)
+    view = top.View(120, 24)
+    assert drawn(looks, view) == ["63", *map(str, range(16))]
+    for _ in range(3):
+        view.press("\x1b[B")
+    assert drawn(looks, view) == [str(rank) for rank in range(2, 19)]
+    view.press("s")
+    assert drawn(looks, view) == [str(rank) for rank in range(17)]
+    for _ in range(9):
+        view.press("\x1b[6~")
+    assert drawn(looks, view)[-1] == "63"
+    assert not view.over
+    view.press("q")
+    assert view.over
+
+
+def test_only_the_culprit_is_marked(tmp_path: Path) -> None:
+    _, now = hang(tmp_path, 8)
+    assert top.styles([[str(rank), *[""] * 9] for rank in range(8)], now) == [
+        *[top.WAITS] * 7,
+        top.CULPRIT,
+    ]
+
+
+def test_a_wait_of_milliseconds_is_no_reason_to_blame_anybody(tmp_path: Path) -> None:
+    _, now = hang(tmp_path, 8)
+    lines = [[str(rank), *[""] * 9] for rank in range(8)]
+    first = next(iter(now.records.values()))
+    now.at = (first.wall_ns + last_ns(first) - first.steady_ns) * 1e-9 + 0.1
+    assert top.styles(lines, now) == [top.WELL] * 8
+
+
+def test_it_waits_for_a_job_that_has_not_begun(tmp_path: Path) -> None:
+    """A screen without records says so, and `q` ends it."""
+    pytest.importorskip("rich")
+    leader, follower = os.openpty()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "ringcomm", "top", str(tmp_path / "later"), "--every", "0.05"],
+        stdin=follower,
+        stdout=follower,
+    )
+    os.close(follower)
+    text = b""
+    try:
+        while b"quits" not in text:  # words are never split where lines are folded
+            assert select.select([leader], [], [], limit(30))[0], text
+            text += os.read(leader, 4096)
+        assert b"waiting" in text
+        os.write(leader, b"q")
+        assert process.wait(limit(30)) == 0
+    finally:
+        process.kill()
+        process.wait()
+        os.close(leader)
 
 
 def test_a_file_that_was_cut_is_left_out(

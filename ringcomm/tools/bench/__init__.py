@@ -5,7 +5,7 @@ collectives   times collectives on several backends in turn; ddp does so with st
 cases         the collectives: how each is called, what it must give, and how it is rated
 sample        one measured size, as texts, as JSON and as CSV
 figures       the page of a report
-ranks         ranks as processes; measured says what is done with those that are timed
+ranks         ranks as processes; measured has those that are timed, and how they meet and leave
 machine       the machine that was measured
 report        spreads, times and tables as texts; progress shows how far it is
 """

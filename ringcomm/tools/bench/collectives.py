@@ -23,7 +23,6 @@ import torch.distributed as dist
 
 from ringcomm._text import show_size
 from ringcomm.tools.bench import cases, measured, nccl
-from ringcomm.tools.bench.algorithms import algorithm
 from ringcomm.tools.bench.cases import Case, Form
 from ringcomm.tools.bench.measured import BenchmarkError, BusyCores, Measured
 from ringcomm.tools.bench.progress import Lines
@@ -99,6 +98,15 @@ def time_calls(rank: Rank, workload: Workload, calls: int) -> list[float]:
     return [seconds / ON_STREAM for seconds in times] if cuda else times
 
 
+def last_algorithm(rank: Rank) -> str:
+    """Return the algorithm of the last call in the default group; "" if it has none."""
+    del rank
+    import ringcomm
+
+    last = ringcomm.backend_of(device="cpu").flight_record()[-1]
+    return str(last["algorithm"] or "")
+
+
 def time_copies(rank: Rank, size: int) -> list[list[float]]:
     """Return the seconds of copies of `size` bytes, plain ones and ones past the caches."""
     from ringcomm import _C
@@ -135,22 +143,23 @@ class Bench:
         for some in self.sets.values():
             some(enter, options.device, seconds=options.limit)
 
-    def measure(self, workload: Workload) -> list[Sample]:
+    def samples(self, workload: Workload) -> list[Sample]:
         """Check, time every backend in turn for some rounds, and check again."""
         loads = [False, True] if self.busy else [False]
         samples = [Sample(workload, backend, loaded) for loaded in loads for backend in self.sets]
         refused = self.check(workload, samples)
         timed = [sample for sample in samples if not sample.refused]
         for sample in timed:
-            if sample.backend == "ringcomm" and workload.form.device == "cpu":
-                sample.algorithm = algorithm(workload.collective, workload.size, workload.ranks)
             sample.calls = self.fitting_calls(sample)
+            if sample.backend == "ringcomm" and workload.form.device == "cpu":
+                ranks = self.sets["ringcomm"]
+                sample.algorithm = ranks(last_algorithm, seconds=self.options.limit)[0]
         for number in range(self.options.rounds):
             self.lines.step(f"{self.name(workload)}, round {number + 1}", advance=1)
             # Each round begins with another one: none always follows the same.
             at = number % max(1, len(timed))
             for sample in timed[at:] + timed[:at]:
-                sample.add(self.time(sample, sample.calls))
+                sample.add(self.seconds(sample, sample.calls))
                 if self.is_copied(sample):
                     sample.copies.append(self.time_of_copies(workload))
         if self.check(workload, samples) != refused:
@@ -185,7 +194,7 @@ class Bench:
 
     def fitting_calls(self, sample: Sample) -> int:
         """Return how many calls take about `--seconds`."""
-        typical = statistics.median(self.time(sample, FEWEST))
+        typical = statistics.median(self.seconds(sample, FEWEST))
         typical *= ON_STREAM if sample.workload.form.device == "cuda" else 1
         return max(FEWEST, min(MOST, int(self.options.seconds / typical)))
 
@@ -203,7 +212,8 @@ class Bench:
         fastest = min(statistics.median(measured.slowest(list(kind))) for kind in kinds)
         return cases.COPIES[workload.collective](workload.ranks) * fastest
 
-    def time(self, sample: Sample, calls: int) -> list[float]:
+    def seconds(self, sample: Sample, calls: int) -> list[float]:
+        """Return the seconds of each call, on its slowest rank."""
         ranks = self.sets[sample.backend]
         if sample.loaded and self.busy:
             self.busy.run()
@@ -261,7 +271,7 @@ def measure_table(bench: Bench, rows: list[list[Workload]]) -> list[Facts]:
     for line in table.head() if ours else []:
         bench.lines.say(line)
     for row in rows:
-        facts = [sample.facts() for workload in row for sample in bench.measure(workload)]
+        facts = [sample.facts() for workload in row for sample in bench.samples(workload)]
         for line in table.rows(facts) if ours else []:
             bench.lines.say(line)
         all_facts += facts

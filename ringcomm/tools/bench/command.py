@@ -27,6 +27,16 @@ from ringcomm.tools.page import needed
 USUAL = ["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast"]
 SIZES = "8,64,1K,4K,16K,64K,256K,1M,4M,16M,64M"
 ENDED = 130  # by Ctrl-C, as shells have it
+EXAMPLES = (
+    "ringcomm bench all_reduce                                 next to Gloo",
+    "ringcomm bench all_reduce,all_gather --size 1K..64M --ranks 2,4",
+    "ringcomm bench --ddp --model transformer                  steps of a training",
+    "ringcomm bench all_reduce --html bench.html               with figures",
+)
+
+
+class Help(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFormatter):
+    """Says defaults, and leaves the lines of examples as they are."""
 
 
 def some_of(names: Sequence[str]) -> Any:
@@ -47,7 +57,7 @@ def ranks(text: str) -> list[int]:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.formatter_class = argparse.ArgumentDefaultsHelpFormatter
+    parser.formatter_class = Help
     add = parser.add_argument
     what = arguments.add_collective(parser, tuple(cases.FACTORS), several=True, optional=True)
     size = arguments.add_size(parser, SIZES, "bytes of the larger buffer")
@@ -122,7 +132,7 @@ def said(samples: Sequence[Facts]) -> int:
 
 def measure(options: argparse.Namespace) -> dict[str, Any]:
     """Return what JSON gets."""
-    look(options)
+    complete(options)
     facts = machine() | ({"gpus": gpus()} if options.device == "cuda" else {})
     if options.ddp:
         return {"benchmark": ddp.NAME, "machine": facts, **ddp.measure(options)}
@@ -133,8 +143,11 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     return {"benchmark": collectives.NAME, "machine": facts, "options": chosen, "samples": samples}
 
 
-def look(options: argparse.Namespace) -> None:
-    """Raise ValueError where something that is asked for is not here. Fills in what "all" is."""
+def complete(options: argparse.Namespace) -> None:
+    """Fill in the usual collectives, and the number of ranks that "all" is on this machine.
+
+    Raises ValueError where something that is asked for is not here.
+    """
     options.collectives = options.collectives or USUAL
     for name in options.collectives:
         if name not in cases.FACTORS:

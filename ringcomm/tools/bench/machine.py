@@ -1,4 +1,4 @@
-"""Facts of a machine that a reader needs to compare figures. It imports nothing of ringcomm."""
+"""Facts of a machine that a reader needs to compare figures."""
 
 from __future__ import annotations
 

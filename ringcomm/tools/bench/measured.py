@@ -24,17 +24,18 @@ class BenchmarkError(RuntimeError):
 
 
 class Measured(Ranks):
-    """The ranks of one backend for a whole run. A context manager: leaving it ends them."""
+    """The ranks of one backend for a whole run. A context manager: they live in it."""
 
     def __init__(
         self, size: int, backend: str, lifetime: float = LIFETIME, *, fresh: bool = False
     ) -> None:
-        """Start the processes and return at once. `lifetime` is in seconds."""
+        """The processes end after `lifetime` seconds, whatever has happened."""
         super().__init__(size, backend)
         self.lifetime, self.fresh = lifetime, fresh
-        self.start()
 
     def __enter__(self) -> Measured:
+        """Start the processes, and return at once."""
+        self.start()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:

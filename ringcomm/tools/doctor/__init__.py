@@ -21,6 +21,11 @@ from ringcomm.tools.page import needed
 
 CANNOT_WORK = 2
 STDOUT = Path("-")
+EXAMPLES = (
+    "ringcomm doctor                                         this host alone",
+    "torchrun --nnodes=2 ... -m ringcomm doctor              every pair of ranks",
+    "torchrun ... -m ringcomm doctor --html doctor.html      with heat maps",
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -56,7 +56,11 @@ def by_value(evidence: Evidence, value: Callable[[Facts], str]) -> dict[str, lis
 
 
 def shares_memory(mine: Facts, theirs: Facts) -> str:
-    """Return why two ranks do not share memory by what they tell; "" where they should."""
+    """Return why two ranks do not share memory by what they tell; "" where they should.
+
+    The rule is `_C.same_host`'s, in words, and here because a library that does not load is
+    examined, too.
+    """
     if mine.tcp or theirs.tcp:
         return "RINGCOMM_TRANSPORT=tcp"
     if mine.machine != theirs.machine:

@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from ringcomm.options import secret_in
+from ringcomm.options import secret_of
 
 PROC, SYS = Path("/proc"), Path("/sys")
 UNKNOWN = "unknown"
@@ -180,12 +180,10 @@ def known(kind: Any, told: Mapping[str, Any]) -> dict[str, Any]:
 
 def secret_error(environment: Mapping[str, str]) -> str:
     """Return why the library would refuse the file with the secret; "" where it takes it."""
-    path = environment.get("RINGCOMM_SECRET_FILE")
-    if path:
-        try:
-            secret_in(Path(path), f"RINGCOMM_SECRET_FILE={path}")
-        except ValueError as error:
-            return str(error)
+    try:
+        secret_of(environment)
+    except ValueError as error:
+        return str(error)
     return ""
 
 

@@ -9,10 +9,11 @@ import statistics
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 from ringcomm._runtime.addresses import number
 from ringcomm._text import ranks_text, spans
-from ringcomm.options import VARIABLES
+from ringcomm.options import ATTRIBUTES, HOST, NETWORK, RANK_0, Setting, unknown_variables
 from ringcomm.tools.doctor.endpoints import split
 from ringcomm.tools.doctor.evidence import Evidence, asker, by_value, machines, shares_memory
 from ringcomm.tools.doctor.facts import UNKNOWN, Facts
@@ -158,20 +159,45 @@ def versions(evidence: Evidence) -> Iterator[Finding]:
 
 
 def settings(evidence: Evidence) -> Iterator[Finding]:
-    for name in ("RINGCOMM_FLOWS", "RINGCOMM_ALGORITHM", "RINGCOMM_SECRET"):
-        groups = by_value(evidence, lambda facts: facts.settings.get(name, "(not set)"))  # noqa: B023
-        if len(groups) > 1 and (name != "RINGCOMM_SECRET" or not any_secret_file(evidence)):
-            told = ", ".join(f"{value} on {ranks_text(ranks)}" for value, ranks in groups.items())
-            yield Finding(ERROR, f"{name} differs: {told}.", "set it to the same on every rank")
-    for name in sorted({name for facts in evidence.ranks.values() for name in facts.settings}):
-        if name not in VARIABLES and not name.startswith("RINGCOMM_SIM_"):
-            ranks = [rank for rank, facts in evidence.ranks.items() if name in facts.settings]
-            sentence = f"{name} is set on {ranks_text(ranks)}, and no such setting is known."
-            yield Finding(WARNING, sentence, "docs/networks.md lists the settings")
+    for setting in ATTRIBUTES.values():
+        for ranks in needing_alike(evidence, setting):
+            groups: dict[str, list[int]] = defaultdict(list)
+            for rank in ranks:
+                text = text_of(evidence.ranks[rank], setting)
+                groups[text or str(setting.default)].append(rank)
+            if len(groups) > 1:
+                told = ", ".join(
+                    f"{text_of(evidence.ranks[same[0]], setting) or '(not set)'} on "
+                    f"{ranks_text(same)}"
+                    for same in groups.values()
+                )
+                sentence = f"{setting.variable} differs: {told}."
+                yield Finding(ERROR, sentence, "set it to the same on every rank")
+    named = {name for facts in evidence.ranks.values() for name in facts.settings}
+    for name, meant in unknown_variables(sorted(named)):
+        ranks = [rank for rank, facts in evidence.ranks.items() if name in facts.settings]
+        sentence = f"{name} is set on {ranks_text(ranks)}, and no such setting is known."
+        yield Finding(WARNING, sentence, f"did you mean {meant}? docs/options.md lists them all")
 
 
-def any_secret_file(evidence: Evidence) -> bool:
-    return any("RINGCOMM_SECRET_FILE" in facts.settings for facts in evidence.ranks.values())
+def text_of(facts: Facts, setting: Setting[Any]) -> str:
+    """Return what the variable says there; "" where it is not set."""
+    text = facts.settings.get(setting.variable, "")
+    # A secret may be in a file; of either only "(set)" is told.
+    return text or facts.settings.get(f"{setting.variable}_FILE", "")
+
+
+def needing_alike(evidence: Evidence, setting: Setting[Any]) -> list[list[int]]:
+    """Return the sets of ranks in which the setting must be the same, or no group is made."""
+    ranks = sorted(evidence.ranks)
+    if setting.alike == HOST:
+        return [*machines(evidence).values()]
+    if setting.alike == NETWORK:
+        tcp = any(facts.tcp for facts in evidence.ranks.values())
+        return [ranks] if tcp or len(machines(evidence)) > 1 else []
+    if setting.alike == RANK_0:  # the others may leave it to rank 0
+        return [[r for r in ranks if r == 0 or text_of(evidence.ranks[r], setting)]]
+    return []
 
 
 def descriptors(evidence: Evidence) -> Iterator[Finding]:

@@ -16,12 +16,11 @@ import threading
 import time
 from collections.abc import Mapping
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 from ringcomm._network.probes import rounds
 from ringcomm._runtime import addresses
-from ringcomm.options import secret_in
+from ringcomm.options import secret_of
 from ringcomm.tools.doctor import endpoints, facts, measure, probe
 from ringcomm.tools.doctor.evidence import Evidence, asker, shares_memory
 from ringcomm.tools.doctor.facts import Facts
@@ -284,11 +283,8 @@ class Examination:
 
 def own_secret(environment: Mapping[str, str]) -> bytes:
     """Return the secret as the library has it, and random bytes where it would refuse it."""
-    path = environment.get("RINGCOMM_SECRET_FILE")
-    if not path:
-        return environment.get("RINGCOMM_SECRET", "").encode()
     try:
-        return secret_in(Path(path), path).encode()
+        return secret_of(environment).encode()
     except ValueError:
         return os.urandom(16)  # such a rank joins no group: facts.secret_error
 

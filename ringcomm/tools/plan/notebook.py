@@ -88,7 +88,7 @@ class Sweep:
 
     def fastest(self, bytes: int) -> str:
         """Return the name of the fastest algorithm for a size that was swept."""
-        return min((some[bytes], name) for name, some in self.times.items() if bytes in some)[1]
+        return sweeps.fastest(self.times, bytes)
 
     def _repr_html_(self) -> str:
         return f"{image(self.svg, 'time against bytes')}\n{table(self.text)}"

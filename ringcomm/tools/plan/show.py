@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from ringcomm import _planner
 from ringcomm._network import costs
 from ringcomm._network.costs import Network
-from ringcomm._text import show_seconds, show_size
+from ringcomm._text import counted, show_seconds, show_size
 from ringcomm.algorithms.call import SHARDED, Call, call_of
 from ringcomm.algorithms.steps import (
     DEFAULT_NETWORK,
@@ -24,7 +24,6 @@ from ringcomm.tools import arguments
 from ringcomm.tools.plan import lanes, source
 from ringcomm.tools.plan.simulate import topology
 from ringcomm.tools.plan.simulate.engine import simulate
-from ringcomm.tools.plan.source import counted
 
 if TYPE_CHECKING:
     from ringcomm._planner import SelectionRow
@@ -32,6 +31,10 @@ if TYPE_CHECKING:
 COLUMNS = ("#", "step", "to", "from", "bytes", "lane")
 MOST_OPERANDS = 4  # for a step in the table
 SHOWN = 40
+EXAMPLES = (
+    "ringcomm plan show all_reduce --ranks 4 --hosts 2 --size 1M --why",
+    "ringcomm plan show all_reduce --ranks 4 --rank 0 --svg plan.svg",
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -123,28 +126,23 @@ def check_shown(options: argparse.Namespace, call: Call) -> None:
 
 def rows_of(call: Call, network: Network) -> list[SelectionRow]:
     """Return the rows for the collective, in order: the first that fits decides."""
-    local = call.local if call.hosts > 1 else 1
-    rows = _planner.selection(call.ranks, str(network.choosing(call.hosts)), local)
+    costs_text, names = network.word(call.hosts)
+    rows = _planner.selection(call.ranks, costs_text, call.local, names)
     return [row for row in rows if row["collective"] == call.name]
 
 
 def refusal(row: SelectionRow, call: Call, network: Network) -> str:
     """Say why the row does not fit; "" where it does."""
-    needs, few_ends = row["needs"], _planner.LIMITS["few_ends"]
-    if needs == "mapped" and call.hosts > 1:
+    if row["fits"]:
+        return f"{call.compared:,} B are more" if call.compared > row["limit"] else ""
+    needs, ranks = row["needs"], counted(call.ranks, "rank")
+    if needs == "mapped":
         return f"there are {call.hosts} hosts"
     if needs in ("hosts", "few_hosts"):
-        if no := source.no_hosts(call):
-            return no
-        many = call.hosts > few_ends or call.ranks > _planner.LIMITS["few_host_ranks"]
-        if needs == "few_hosts" and many:
-            return f"there are {counted(call.ranks, 'rank')} on {counted(call.hosts, 'host')}"
-    if needs == "sites" and (no := source.no_sites(call, network)):
-        return no
-    few = call.ranks <= few_ends
-    if {"pair": call.ranks != 2, "few": not few, "many": few}.get(needs, False):
-        return f"there {'is' if call.ranks == 1 else 'are'} {counted(call.ranks, 'rank')}"
-    return f"{call.compared:,} B are more" if call.compared > row["limit"] else ""
+        return source.no_hosts(call) or f"there are {ranks} on {counted(call.hosts, 'host')}"
+    if needs == "sites":
+        return source.no_sites(call, network)
+    return f"there {'is' if call.ranks == 1 else 'are'} {ranks}"
 
 
 def limits_of(call: Call, network: Network) -> list[tuple[str, int]]:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import cast
 
 from ringcomm._network.costs import Network
-from ringcomm._text import show_size
+from ringcomm._text import counted, show_size
 from ringcomm.algorithms import Algorithm
 from ringcomm.algorithms.call import ROOTED, Call
 from ringcomm.algorithms.proof import plans_by_hand
@@ -158,10 +158,6 @@ def title_of(call: Call, algorithm: str, dtype: str = "") -> str:
     root = f", root {call.root}" if call.name in ROOTED else ""
     hosts = "one host" if call.hosts == 1 else f"{call.hosts} hosts"
     return f"{call.name}{what}{root}, {counted(call.ranks, 'rank')} on {hosts}: {algorithm}"
-
-
-def counted(number: int, what: str) -> str:
-    return f"{number:,} {what}{'' if number == 1 else 's'}"
 
 
 def check_root(options: argparse.Namespace, collective: str) -> int:

@@ -10,6 +10,8 @@ from ringcomm.algorithms.proof import verify
 from ringcomm.tools import arguments
 from ringcomm.tools.plan.source import load
 
+EXAMPLES = ("ringcomm plan verify ring.py:ring all_reduce --ranks 8",)
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument

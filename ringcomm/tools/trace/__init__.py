@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 
 from ringcomm._flight.processes import Life
-from ringcomm._flight.records import Folder, GroupRecord, by_job, read_folder
+from ringcomm._flight.records import Folder, GroupRecord, by_job, newest_folder, read_folder
 from ringcomm._flight.torch_format import write_flight_recorder
 from ringcomm._text import output, positive, ranks_text
 from ringcomm.tools.trace.analysis import analyse
@@ -20,13 +20,23 @@ from ringcomm.tools.trace.clocks import align, set_clocks
 from ringcomm.tools.trace.findings import Finding
 from ringcomm.tools.trace.job import FRESH_NS, Job, groups_of
 from ringcomm.tools.trace.tell import tell
-from ringcomm.tools.trace.waiting import young
+from ringcomm.tools.trace.waiting import FEW, stops, young
 
 WELL, WRONG, UNREADABLE = 0, 1, 2
+EXAMPLES = (
+    "ringcomm trace                               your latest job on this host",
+    "ringcomm trace records/                      the folder that RINGCOMM_TRACE named",
+    "ringcomm trace records/ --html trace.html    a page with figures",
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("folder", type=Path, help="where the ranks left their records")
+    parser.add_argument(
+        "folder",
+        type=Path,
+        nargs="?",
+        help="where the ranks left their records: else RINGCOMM_TRACE, or your latest job's",
+    )
     parser.add_argument("--job", help="which job, where the folder has several: else the latest")
     parser.add_argument(
         "--perfetto", type=output, metavar="FILE", help="write a trace for Perfetto"
@@ -45,13 +55,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     try:
-        folder = read_folder(options.folder)
+        path = newest_folder(options.folder)
+        folder = read_folder(path)
         job = job_of(folder, options.job)
     except (OSError, ValueError) as error:
         print(f"ringcomm trace: {error}", file=sys.stderr)
         return UNREADABLE
     findings = analyse(job)
-    tell(job, findings, [*job.remarks, *young(job), *fresh(job)])
+    chosen = [] if path == options.folder else [f"the records are in {path}"]
+    tell(job, findings, [*chosen, *job.remarks, *young(job), *fresh(job), *next_steps(job)])
     export(job, findings, options)
     return WRONG if findings else WELL
 
@@ -65,6 +77,25 @@ def fresh(job: Job) -> list[str]:
     if job.records and 0 <= age < FRESH_NS and known != {Life.GONE}:
         return ["the records are seconds old: if the job runs, look again whether it goes on"]
     return []
+
+
+def next_steps(job: Job) -> list[str]:
+    """Say how to learn where a rank is that keeps the others waiting."""
+    missing = [
+        stop.group.records[rank]
+        for stop in stops(job)
+        for rank in stop.missing
+        if rank in stop.group.records
+    ]
+    asked = {
+        record.process: record
+        for record in missing
+        if not record.at and job.lives[record.process] == Life.LIVES
+    }
+    if not 0 < len(asked) <= FEW:
+        return []
+    commands = "; ".join(f"`kill -USR2 {own.pid}` on {own.host}" for own in asked.values())
+    return [f"to see the line of code, run {commands}, then this command again"]
 
 
 def export(job: Job, findings: list[Finding], options: argparse.Namespace) -> None:

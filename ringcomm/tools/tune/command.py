@@ -1,12 +1,12 @@
 """`ringcomm tune`: measures what messages cost between the ranks of a job, for RINGCOMM_COSTS.
 
-Start it as the job itself is: `torchrun ... -m ringcomm tune --output FILE`. It measures latency
-and rate of every pair of hosts, for their order and sites: probes.py and order.py. Of some pairs it
-measures alpha, beta and gamma of costs.py.
-
-Without a launcher, on a host with several GPUs, it times their kernels and writes a file for
-RINGCOMM_ALGORITHM=@FILE: kernels.py.
+Start it as the job itself: `torchrun ... -m ringcomm tune --output FILE`. It measures latency and
+rate between every two hosts, to put near ones side by side, and what a message costs. Without a
+launcher, on a host with several GPUs, it times their kernels and writes a file for
+RINGCOMM_ALGORITHM=@FILE.
 """
+# The order of hosts is in _network/probes.py and order.py, the costs in costs.py, and the kernels
+# in kernels.py.
 
 from __future__ import annotations
 
@@ -42,6 +42,10 @@ SEGMENT = _planner.LIMITS["segment_bytes"]
 BLOCK = 256 << 10  # bytes, that a core adds up out of its cache
 
 Pair = tuple[int, int]
+EXAMPLES = (
+    "torchrun --nnodes=2 ... -m ringcomm tune --output costs.txt",
+    "RINGCOMM_COSTS=costs.txt torchrun --nnodes=2 ... train.py",
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

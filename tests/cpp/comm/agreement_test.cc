@@ -29,7 +29,7 @@ struct Buffers {
     what.output = {{reinterpret_cast<std::byte*>(out.data()), bytes_out(rank)}};
   }
   uint64_t bytes_in(Rank rank) const {
-    const uint64_t whole = 4 * in.size(), one = 4 * 3000;
+    const uint64_t whole = 4 * in.size(), part = 4 * 3000;
     switch (what.collective) {
       case Collective::kBarrier:
         return 0;
@@ -39,13 +39,13 @@ struct Buffers {
       case Collective::kScatter:
         return rank == 0 ? whole : 0;
       case Collective::kBroadcast:
-        return rank == 0 ? one : 0;
+        return rank == 0 ? part : 0;
       default:
-        return one;
+        return part;
     }
   }
   uint64_t bytes_out(Rank rank) const {
-    const uint64_t whole = 4 * in.size(), one = 4 * 3000;
+    const uint64_t whole = 4 * in.size(), part = 4 * 3000;
     switch (what.collective) {
       case Collective::kBarrier:
         return 0;
@@ -55,9 +55,9 @@ struct Buffers {
       case Collective::kGather:
         return rank == 0 ? whole : 0;
       case Collective::kReduce:
-        return rank == 0 ? one : 0;
+        return rank == 0 ? part : 0;
       default:
-        return one;
+        return part;
     }
   }
 
@@ -77,7 +77,7 @@ Geometry small(int size) {
 void differ(int size, Collective collective, const std::function<void(World::Terms&)>& usual,
             const std::function<void(World::Terms&)>& odd) {
   World world(size, small(size));
-  std::atomic<int> told{0};  // ranks that raised what tells them apart
+  std::atomic<int> told{0};  // ranks that raised an error that tells them apart
   run_threads(size, [&](Rank rank) {
     const auto group = world.join<Transport>(rank, rank == 1 ? odd : usual);
     Buffers buffers(collective, size, rank);
@@ -100,7 +100,7 @@ void algorithms_differ(int size) {
     const auto collective = static_cast<Collective>(i);
     for (const Algorithm a : algorithms_of(collective)) {
       for (const Algorithm b : algorithms_of(collective)) {
-        // Of one host there is no hierarchy: a requested for it is for the table's algorithm.
+        // One host has no hierarchy: a request for it means the table's algorithm.
         if (a == b || a == Algorithm::kHierarchical || b == Algorithm::kHierarchical) continue;
         differ(
             size, collective,
@@ -150,7 +150,7 @@ std::string meet_with(Store& store, Rank rank, int size, const Requested& reques
   return "";
 }
 
-// Rank 0's word is what all do; a rank that wants something else is an error on all of them.
+// All follow rank 0's word; if a rank wants something else, all raise an error.
 void requests() {
   const Requested none, ring = Algorithm::kRing, doubling = Algorithm::kDoubling;
   const struct {

@@ -1,4 +1,4 @@
-// A rank that leaves harms only what it had not finished, however it leaves.
+// A rank that leaves harms only operations that it had not finished, however it leaves.
 //
 // Nothing here is left to luck: the last rank has begun an operation and given all that the others
 // need, and is held in there, by its callback for interrupts, until they have finished it and gone.
@@ -15,10 +15,10 @@ constexpr auto kLong = std::chrono::seconds(20);  // a guard against hangs
 
 enum class Way { kAbort, kDestroy, kException, kKill };
 
-// What the forked ranks tell one another.
+// Memory in which the forked ranks tell one another how far they are.
 struct Shared {
   std::atomic<int> held{0};   // partner: those who wait for the rank that is held
-  std::atomic<int> ready{0};  // partner: who waits for all of them
+  std::atomic<int> ready{0};  // partner: the rank that waits for all of them
   std::atomic<int> over{0};   // partner: those who must not end before the test does
 
   static Shared& make() {
@@ -161,7 +161,7 @@ void leaves(const Case& the) {
     perform(*group, first, 1);
     await("the last rank to be held", [&] { return shared.held == 1; });
     perform(*group, call_of(the.collective, the.size), 2);
-    // Nobody goes before all have finished it: they fail in the next one.
+    // No rank goes before all have finished it: they fail in the next one.
     ++shared.ready;
     await("the others to finish", [&] { return shared.ready == the.size - 1; });
     if (rank == 0) return leave(*group, the.way);  // and its process ends
@@ -191,8 +191,8 @@ void require_good(Communicator& group, const MessagePtr& message) {
   if (message->error) std::rethrow_exception(message->error);
 }
 
-// What it has sent is received, also by who had not asked for it; what it has not, is not waited
-// for, and what others send to one another is none of its business.
+// Messages that it has sent are received, also by a rank that had not asked for them. Nobody waits
+// for messages that it has not sent, and messages between others go on.
 void messages(Way way, bool tcp) {
   SharedStore store;
   Shared& shared = Shared::make();
@@ -223,10 +223,10 @@ void messages(Way way, bool tcp) {
     const auto other = message_of(false, 1, 3, third);
     group->messages().post(other);
     group->state().check();
-    const auto one = message_of(false, 0, 1, first);
-    group->messages().post(one);
+    const auto message = message_of(false, 0, 1, first);
+    group->messages().post(message);
     group->state().check();
-    require_good(*group, one);
+    require_good(*group, message);
     shared.ready = 1;
     require_good(*group, other);
     const auto two = message_of(false, 0, 2, second);
@@ -248,7 +248,7 @@ void messages(Way way, bool tcp) {
   }
 }
 
-// A collective of this rank's fails: what had come by then, and nobody had looked at, still counts.
+// A collective of this rank's fails. A message that had come by then, unseen, still counts.
 void message_before_a_failure() {
   SharedStore store;
   require_all_zero(run_processes(2, [&](Rank rank) {
@@ -301,13 +301,13 @@ std::vector<Check> all_checks() {
   std::vector<Check> checks;
   for (const bool tcp : {false, true}) {
     for (const Way way : {Way::kAbort, Way::kDestroy, Way::kException, Way::kKill}) {
-      // What a killed process had not handed to the kernel yet is lost.
+      // Bytes that a killed process had not handed to the kernel yet are lost.
       if (tcp && way == Way::kKill) continue;
       const std::string name = str(tcp ? "tcp/" : "", name_of(way));
       for (const int size : {2, 3, 4}) {
         for (int i = 0; i < kCollectives; ++i) {
           const Case the{size, way, tcp, static_cast<Collective>(i)};
-          // Of three ranks none gets through a barrier before the last one has passed something on.
+          // No rank of three gets through a barrier before the last one has passed something on.
           if (size > 2 && the.collective == Collective::kBarrier) continue;
           checks.push_back(
               {str(name, "/", to_string(the.collective), "/", size), [=] { leaves(the); }});

@@ -1,4 +1,4 @@
-// What goes wrong ends in an exception that names ranks and operation, on every rank, in time.
+// Every failure ends in an exception that names ranks and operation, on every rank, in time.
 #include <csignal>
 #include <future>
 
@@ -106,7 +106,7 @@ void killed(int size, Rank victim, bool forked_child_lives) {
     for (int i = 0; i < 5; ++i) group->run(buffer.operation(Collective::kAllReduce));
     if (rank == victim) {
       if (forked_child_lives && ::fork() == 0) {
-        ::sleep(3);  // holds whatever it inherited
+        ::sleep(3);  // holds all that it inherited
         ::_exit(0);
       }
       ::kill(::getpid(), SIGKILL);
@@ -160,8 +160,8 @@ void early_leaver() {
   }));
 }
 
-// A rank finishes a collective and leaves. Who has yet to see its own end of it gets the result,
-// and only then does a recv fail that nobody will answer.
+// A rank finishes a collective and leaves. A rank that has yet to see its own end of it gets the
+// result, and only then does its recv fail, which no rank will answer.
 void leaver_behind_a_result() {
   SharedStore store;
   require_all_zero(run_processes(2, [&](Rank rank) {
@@ -216,7 +216,7 @@ void aborted() {
   }));
 }
 
-// The same ends for what is in the queue, and for send/recv.
+// The same ends for queued operations, and for send/recv.
 void asynchronous_death() {
   SharedStore store;
   const auto statuses = run_processes(2, [&](Rank rank) {

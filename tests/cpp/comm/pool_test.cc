@@ -129,7 +129,7 @@ void side_by_side(int workers) {
 // ---- without a free worker
 
 // The only worker is in code that blocks and does not step down. The ranks wait in different
-// orders, so each must move what the other one waits for.
+// orders, so each must move the operation that the other one waits for.
 void waits_help() {
   Workers::get().set_most(1);
   Pair<> busy(1), pair(10);

@@ -1,4 +1,4 @@
-// The choice of segments and copies by what operations took: with times that are made up, so that
+// The choice of segments and copies by the times of operations, which are made up, so that
 // nothing here depends on this machine's speed, and with groups that try all ways and must give the
 // same results in each.
 #include "exec/tuner.h"
@@ -92,8 +92,8 @@ struct Choice {
   bool streams;
 };
 
-// What rank `rank` takes for a call: on each rank another way is the fastest, and more so the more
-// of them. The caches that a machine claims to have are nowhere in this, nor in the tuner.
+// Returns the time that rank `rank` takes for a call. On each rank another way is the fastest. The
+// caches that a machine claims to have are nowhere in this, nor in the tuner.
 double cost_of(Rank rank, const Choice& choice, const Call& call) {
   const auto best = Tuner::kSegments[(static_cast<size_t>(rank) + call.bytes / 3) % 4];
   return (choice.segment == best ? 1.0 : 1.3) * (choice.streams == (rank % 2 == 1) ? 1.0 : 1.2);
@@ -167,13 +167,13 @@ void ranks_agree_on_segments_and_choose_their_copies() {
                 first.segment);
       }
       if (k + 1000 < calls.size()) continue;  // by now nearly all are as was decided
-      const size_t kind =
-          static_cast<size_t>(std::ranges::find_if(kinds,
-                                                   [&](const Call& one) {
-                                                     return one.collective == calls[k].collective &&
-                                                            one.bytes == calls[k].bytes;
-                                                   }) -
-                              kinds);
+      const size_t kind = static_cast<size_t>(
+          std::ranges::find_if(kinds,
+                               [&](const Call& call) {
+                                 return call.collective == calls[k].collective &&
+                                        call.bytes == calls[k].bytes;
+                               }) -
+          kinds);
       const uint64_t usual = Geometry::for_ranks(size).segment_bytes;
       const bool chosen = calls[k].bytes >= 256 << 10 && calls[k].collective != Collective::kGather;
       const uint64_t best = chosen ? Tuner::kSegments[calls[k].bytes / 3 % 4] : usual;
@@ -206,7 +206,7 @@ void late_peers_are_not_counted() {
   const auto at = [](int ms) { return Clock::time_point(std::chrono::milliseconds(ms)); };
   Stopwatch watch;
   watch.start(at(1000));
-  watch.block(3, at(1010));  // the first wait, for one who comes 500 ms later
+  watch.block(3, at(1010));  // the first wait, for a rank that comes 500 ms later
   watch.block(3, at(1100));
   watch.meet(3, at(1510));
   watch.block(4, at(1510));  // the same for the next one
@@ -225,7 +225,7 @@ void late_peers_are_not_counted() {
 
 // ---- groups
 
-// Element i of what a rank gives in its k-th call.
+// Element i of a rank's input in its k-th call.
 uint32_t value(size_t i, Rank rank, uint32_t k) {
   return static_cast<uint32_t>(i * 2654435761u) + static_cast<uint32_t>(rank) * 97u + k;
 }

@@ -1,6 +1,6 @@
 // Hundreds of ranks of the engine on this machine, in network namespaces or on one host: all
-// collectives with exact results, what each costs, and what happens when a rank does not do its
-// part. lab/wide.py starts it, tests/network/test_wide.py has what must come of it.
+// collectives with exact results, their costs, and the outcome when a rank does not do its
+// part. lab/wide.py starts it, tests/network/test_wide.py has the results that it must give.
 #include <sys/prctl.h>
 #include <sys/wait.h>
 
@@ -58,8 +58,8 @@ class Parent {
     if (::getppid() != parent) ::_exit(1);
     int status = 0;
     try {
-      WideRank one(options_, board_, table_, rank);
-      live(one);
+      WideRank self(options_, board_, table_, rank);
+      live(self);
     } catch (const std::exception& error) {
       Seat& seat = board_.seat(rank);
       std::snprintf(seat.error, sizeof seat.error, "%s", error.what());

@@ -1,5 +1,5 @@
-// What the ranks of the program `wide` and their parent tell one another, in memory that they
-// share: where each is, what each has measured, its error, and gates at which all meet.
+// Memory in which the ranks of the program `wide` and their parent tell one another where each is,
+// what it has measured, and its error. It also has gates at which all meet.
 #pragma once
 
 #include <linux/futex.h>
@@ -20,8 +20,7 @@ inline double now_seconds() {
   return std::chrono::duration<double>(Clock::now().time_since_epoch()).count();
 }
 
-// What a rank has measured in one stage of the program, and what it costs its host at the end of
-// it.
+// A rank's measurements in one stage of the program, and its costs to the host at the end of it.
 struct Footprint {
   static constexpr size_t kBatches = 3;
   char name[40] = "", algorithm[16] = "";
@@ -39,7 +38,7 @@ struct Seat {
   std::atomic<int> stages{0};  // partner: the parent; so many footprints are whole
   std::array<Footprint, kStages> footprints;
   std::atomic<int> loops{0};  // partner: the parent, who acts once all ranks are in their loops
-  // What a scenario asks for: each has its own.
+  // Each scenario fills in some of these.
   double heard_after = 0, left_after = 0, longest = 0, total = 0, count = 0;
   char doing[64] = "has not begun";
   char heard[1024] = "";  // the error that had to come

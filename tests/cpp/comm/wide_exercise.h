@@ -19,7 +19,7 @@ class Exercise {
   // `bytes`: the message, or all shards together; each rank has one element at least.
   Exercise(Collective collective, uint64_t bytes, int size, Rank rank, Rank root)
       : rank_(rank), weights_(0) {
-    for (Rank each = 0; each < size; ++each) weights_ += weight(each);
+    for (Rank peer = 0; peer < size; ++peer) weights_ += weight(peer);
     what_.collective = collective;
     what_.dtype = DType::kInt32;
     what_.op = ReduceOp::kSum;

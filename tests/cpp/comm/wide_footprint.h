@@ -1,4 +1,4 @@
-// What a rank costs, as the kernel tells it.
+// The costs of a rank, as the kernel counts them.
 #pragma once
 
 #include <netinet/in.h>
@@ -33,7 +33,7 @@ inline bool is_connected(int descriptor) {
          info.tcpi_state == TCP_ESTABLISHED;
 }
 
-// Of all threads: those that have ended meanwhile do not count.
+// Counts those of all threads, except threads that have ended meanwhile.
 inline uint64_t voluntary_switches() {
   uint64_t all = 0;
   for (const auto& task : std::filesystem::directory_iterator("/proc/self/task")) {
@@ -43,22 +43,22 @@ inline uint64_t voluntary_switches() {
 }
 
 inline Footprint footprint_now() {
-  Footprint found;
+  Footprint footprint;
   const std::string status = "/proc/self/status";
-  found.vm_bytes = 1024 * number_in(status, "VmSize:");
-  found.rss_bytes = 1024 * number_in(status, "VmRSS:");
-  found.pss_bytes = 1024 * number_in("/proc/self/smaps_rollup", "Pss:");
-  found.threads = number_in(status, "Threads:");
-  found.mappings = lines_in("/proc/self/maps");
+  footprint.vm_bytes = 1024 * number_in(status, "VmSize:");
+  footprint.rss_bytes = 1024 * number_in(status, "VmRSS:");
+  footprint.pss_bytes = 1024 * number_in("/proc/self/smaps_rollup", "Pss:");
+  footprint.threads = number_in(status, "Threads:");
+  footprint.mappings = lines_in("/proc/self/maps");
   std::vector<int> descriptors;
   for (const auto& entry : std::filesystem::directory_iterator("/proc/self/fd")) {
     descriptors.push_back(std::stoi(entry.path().filename()));
   }
-  found.descriptors = descriptors.size() - 1;  // the listing's own
-  found.connections =
+  footprint.descriptors = descriptors.size() - 1;  // the listing's own
+  footprint.connections =
       static_cast<uint64_t>(std::count_if(descriptors.begin(), descriptors.end(), is_connected));
-  found.switches = voluntary_switches();
-  return found;
+  footprint.switches = voluntary_switches();
+  return footprint;
 }
 
 }  // namespace ringcomm::testing

@@ -26,11 +26,11 @@ inline Places places_here(const ProcessConfig&, const std::string&) {
   ifaddrs* all = nullptr;
   if (::getifaddrs(&all) != 0) throw SystemError("getifaddrs");
   Places places;
-  for (const ifaddrs* one = all; one != nullptr; one = one->ifa_next) {
-    if (one->ifa_addr == nullptr || one->ifa_addr->sa_family != AF_INET) continue;
-    if ((one->ifa_flags & IFF_LOOPBACK) != 0) continue;
+  for (const ifaddrs* entry = all; entry != nullptr; entry = entry->ifa_next) {
+    if (entry->ifa_addr == nullptr || entry->ifa_addr->sa_family != AF_INET) continue;
+    if ((entry->ifa_flags & IFF_LOOPBACK) != 0) continue;
     char text[INET_ADDRSTRLEN];
-    const auto* address = reinterpret_cast<const sockaddr_in*>(one->ifa_addr);
+    const auto* address = reinterpret_cast<const sockaddr_in*>(entry->ifa_addr);
     ::inet_ntop(AF_INET, &address->sin_addr, text, sizeof text);
     places.addresses = {text};
   }
@@ -75,7 +75,7 @@ class WideRank {
     Footprint measured;
     measured.begin[0] = board_.began;
     measured.end[0] = now_seconds();
-    note("start", measured);  // what the program has of its own
+    note("start", measured);  // the program's own costs
     if (options_.nofile > 0) limit_to(RLIMIT_NOFILE, options_.nofile);
     if (options_.room_mib > 0) {
       limit_to(RLIMIT_AS, footprint_now().vm_bytes + (options_.room_mib << 20));
@@ -107,7 +107,7 @@ class WideRank {
     note("meeting", measured);
   }
 
-  // Every collective in every size: exact results, and what a call takes.
+  // Every collective in every size: exact results, and the time of a call.
   void check_all() {
     for (int i = 0; i < kCollectives; ++i) {
       const auto collective = static_cast<Collective>(i);
@@ -140,7 +140,7 @@ class WideRank {
     group_.reset();
   }
 
-  // ---- what scenarios are made of
+  // ---- parts of scenarios
 
   void doing(const std::string& what) {
     std::snprintf(seat_.doing, sizeof seat_.doing, "%s", what.c_str());
@@ -158,7 +158,7 @@ class WideRank {
       body(calls);
       measured.end[batch] = now_seconds();
     }
-    gate();  // what it costs before anybody goes on
+    gate();  // costs are counted before any rank goes on
     note(name, measured);
   }
 
@@ -204,15 +204,15 @@ class WideRank {
 
   void note(const std::string& name, const Footprint& measured) {
     const auto number = static_cast<size_t>(seat_.stages.load());
-    Footprint found = footprint_now();
-    found.calls = measured.calls;
-    found.begin = measured.begin;
-    found.end = measured.end;
+    Footprint footprint = footprint_now();
+    footprint.calls = measured.calls;
+    footprint.begin = measured.begin;
+    footprint.end = measured.end;
     const auto& counts = table_.counts.at(static_cast<size_t>(rank_));
-    found.requests = counts.requests;
-    found.store_bytes = counts.bytes;
-    std::snprintf(found.name, sizeof found.name, "%s", name.c_str());
-    seat_.footprints.at(number) = found;
+    footprint.requests = counts.requests;
+    footprint.store_bytes = counts.bytes;
+    std::snprintf(footprint.name, sizeof footprint.name, "%s", name.c_str());
+    seat_.footprints.at(number) = footprint;
     seat_.stages.store(static_cast<int>(number) + 1);
   }
 

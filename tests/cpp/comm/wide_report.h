@@ -1,4 +1,4 @@
-// What the program `wide` prints: one object of JSON, with the median and the most of all ranks.
+// The output of the program `wide`: one object of JSON, with the median and the most of all ranks.
 #pragma once
 
 #include <algorithm>
@@ -57,10 +57,10 @@ class Report {
 
  private:
   static std::string texts(const std::map<std::string, std::vector<Rank>>& by_text) {
-    const auto one = [](const auto& pair) {
+    const auto in_json = [](const auto& pair) {
       return str("{\"text\": ", quoted(pair.first), ", \"ranks\": [", joined(pair.second), "]}");
     };
-    return "[" + joined(by_text, one) + "]";
+    return "[" + joined(by_text, in_json) + "]";
   }
 
   std::string of_all(double Seat::* what) {
@@ -92,7 +92,7 @@ class Report {
     for (size_t batch = 0; batch < Footprint::kBatches && some[0].end[batch] > 0; ++batch) {
       const auto last = [&](auto what) {
         double latest = 0;
-        for (const Footprint& one : some) latest = std::max(latest, (one.*what)[batch]);
+        for (const Footprint& footprint : some) latest = std::max(latest, (footprint.*what)[batch]);
         return latest;
       };
       // From when the last rank has begun until the last has ended.
@@ -105,7 +105,7 @@ class Report {
         << ", \"ranks\": " << some.size() << ", \"seconds\": " << batches[batches.size() / 2];
     const auto add = [&](const char* name, uint64_t Footprint::* what) {
       std::vector<uint64_t> values;
-      for (const Footprint& one : some) values.push_back(one.*what);
+      for (const Footprint& footprint : some) values.push_back(footprint.*what);
       out << ", \"" << name << "\": " << median_and_most(values);
     };
     add("vm_bytes", &Footprint::vm_bytes);

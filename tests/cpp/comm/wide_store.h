@@ -15,7 +15,7 @@
 
 namespace ringcomm::testing {
 
-// A lock between processes. The death of its holder leaves the table as it was: what is new is
+// A lock between processes. The death of its holder leaves the table as it was: a new entry is
 // linked in last.
 class SharedMutex {
  public:
@@ -49,7 +49,7 @@ struct StoreTable {
     int64_t counter;
     char key[1];  // and more
   };
-  // Of one rank. Partner: the parent, who reads them at the end.
+  // One rank's counts. Partner: the parent, which reads them at the end.
   struct Counts {
     std::atomic<uint64_t> requests{0}, bytes{0};
   };

@@ -163,7 +163,7 @@ struct LeaderCase {
       args.slot[rank] = &slots[rank];
     }
     args.own = slots[static_cast<size_t>(args.rank)];
-    args.own.call = 0;  // nobody looks at it
+    args.own.call = 0;  // no kernel looks at it
   }
 
   // Copies pieces of this round into windows, or back.

@@ -15,7 +15,7 @@
 namespace ringcomm::testing {
 namespace {
 
-constexpr uint64_t kArena = 8 << 20;  // of a rank: for operands of a burst, and what is timed
+constexpr uint64_t kArena = 8 << 20;  // of a rank: for operands of a burst, and of timed calls
 constexpr int kBurst = 8;             // operations that are under way at a time
 constexpr auto kPatience = std::chrono::seconds(60);
 
@@ -199,7 +199,7 @@ Step plain_step(const DeviceGroup& group, Algorithm kernel, uint64_t bytes) {
   step.shape.bytes = bytes;
   const auto ranks = static_cast<size_t>(group.size());
   step.lengths.assign(ranks, std::vector<uint64_t>(ranks));
-  const Link link = link_of(true, 90, 128 / group.size());
+  const DeviceLink link = link_of(true, 90, 128 / group.size());
   step.blocks = blocks_of(kernel, blocks_for(step.shape, link));
   return step;
 }
@@ -291,7 +291,7 @@ void time_all(Api& api, DeviceGroup& group, int times) {
 
 int run_program(int argc, char** argv) {
   require(argc >= 3, "gpu_kernels LIBRARY RANKS [OPERATIONS [SEED]]");
-  std::setvbuf(stdout, nullptr, _IOLBF, 0);  // what was found is told, whatever comes
+  std::setvbuf(stdout, nullptr, _IOLBF, 0);  // results are printed, even before a crash
   Api& api = open(argv[1]);
   DeviceGroup group(api, std::stoi(argv[2]));
   const int operations = argc > 3 ? std::stoi(argv[3]) : 10'000;

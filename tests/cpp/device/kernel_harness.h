@@ -1,4 +1,4 @@
-// What the tests of the device kernels share.
+// Common parts of the tests of the device kernels.
 #pragma once
 
 #include <functional>

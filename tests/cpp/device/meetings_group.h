@@ -1,4 +1,4 @@
-// Ranks with a device each in one process, an operation for them, and what can go wrong between
+// Ranks with a device each in one process, an operation for them, and faults between
 // them: for meetings_test.
 #pragma once
 
@@ -45,7 +45,7 @@ class Halves {
   std::byte* data_;
 };
 
-// What all ranks of a group have for their kernels.
+// The memory that the ranks of a group have for their kernels.
 class MeetingGroup {
  public:
   explicit MeetingGroup(int size, bool same_windows = false, bool same_lines = false)
@@ -157,8 +157,8 @@ class OneParity : public Jittery {
  private:
   uint32_t* even(uint32_t* flag) const {
     for (cuda::Flags* flags : all) {
-      for (cuda::BarrierFlags& each : flags->two_shot) {
-        uint32_t* const odd = each.flag[1];
+      for (cuda::BarrierFlags& barrier : flags->two_shot) {
+        uint32_t* const odd = barrier.flag[1];
         if (flag >= odd && flag < odd + cuda::kMostRanks) return flag - cuda::kMostRanks;
       }
     }
@@ -191,8 +191,8 @@ class Hasty : public Jittery {
   uint32_t load_acquire(const uint32_t* flag) override {
     const uint32_t value = Jittery::load_acquire(flag);
     for (cuda::Flags* flags : all) {
-      for (const cuda::RingFlags& each : flags->ring) {
-        if (flag == (reads_ ? &each.filled : &each.read)) return value + cuda::kRingSlots;
+      for (const cuda::RingFlags& ring : flags->ring) {
+        if (flag == (reads_ ? &ring.filled : &ring.read)) return value + cuda::kRingSlots;
       }
     }
     return value;
@@ -232,7 +232,7 @@ class Flagless : public Jittery {
 
 struct Died {};
 
-// Of a rank that dies at its `last`-th access of memory, by whichever block.
+// Memory of a rank that dies at its `last`-th access, by any block.
 class Dying : public sim::Memory {
  public:
   Dying(std::atomic<int>& accesses, int last) : accesses_(accesses), last_(last) {}
@@ -257,8 +257,8 @@ class Dying : public sim::Memory {
   const int last_;
 };
 
-// Of a block that must touch nothing after it saw that it is aborted; its other threads look at
-// their flags until they saw it, too.
+// Memory of a block that must touch nothing after it saw that it is aborted; its other threads look
+// at their flags until they saw it, too.
 class Watching : public sim::Memory {
  public:
   explicit Watching(const uint32_t* abort) : abort_(abort) {}

@@ -12,7 +12,7 @@ using enum Collective;
 
 inline constexpr std::array kKernels{kByTwoShot, kByOneShot, kByLowLatency, kByRing};
 
-// What all ranks do at one time, known to each from a seed.
+// An operation of all ranks, which each of them makes from the same seed.
 struct Step {
   Algorithm kernel;
   Shape shape;  // but all_to_all's lengths
@@ -97,8 +97,8 @@ inline void set_wanted(Step& step) {
         break;
       case kAllGather:
       case kGather:
-        for (const Bytes& each : in) {
-          if (shape.collective == kAllGather || at == root) append(out, each);
+        for (const Bytes& input : in) {
+          if (shape.collective == kAllGather || at == root) append(out, input);
         }
         break;
       case kAllToAll:
@@ -136,7 +136,7 @@ inline uint64_t input_bytes(const Step& step, Rank rank) {
   return 0;
 }
 
-// Of lengths that all ranks know.
+// Tells whether the kernel serves the collective when all ranks know the lengths.
 inline bool has(Algorithm kernel, Collective collective) {
   if (kernel == kByLowLatency) return true;
   return collective != kAllToAll && collective != kBarrier && kernel_serves(kernel, collective);
@@ -160,15 +160,16 @@ inline void lengthen(Random& random, Step& step, uint64_t longest) {
   Shape& shape = step.shape;
   const uint64_t room = room_of(step.kernel, shape.size, longest);
   const auto size = static_cast<uint64_t>(shape.size);
-  const uint64_t each = step.kernel == kByLowLatency ? std::min(room, longest / size) : room / size;
+  const uint64_t per_rank =
+      step.kernel == kByLowLatency ? std::min(room, longest / size) : room / size;
   const auto some = [&](uint64_t most) {
     const uint64_t elements = most / shape.element >> below(random, 12);
     return below(random, elements + 1) * shape.element;
   };
-  for (uint64_t& shard : shape.shards) shard = some(each);
+  for (uint64_t& shard : shape.shards) shard = some(per_rank);
   if (!sharded(shape.collective)) shape.bytes = some(room);
   for (auto& sent : step.lengths) {
-    for (uint64_t& length : sent) length = some(each);
+    for (uint64_t& length : sent) length = some(per_rank);
   }
   step.blocks = blocks_of(step.kernel, 1 + static_cast<int>(below(random, 16)));
   step.unit = below(random, 2) == 0 ? 1 << 20 : 64 << 10;

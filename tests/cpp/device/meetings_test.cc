@@ -13,8 +13,8 @@
 //     lines      low latency: one half of the lines where two take turns
 //     torn       low latency: a flag comes before its data
 //     flagless   low latency: no flag comes
-//     unread     ring: nobody waits until a slot is read
-//     unfilled   ring: nobody waits until a slot is full
+//     unread     ring: kernels do not wait until a slot is read
+//     unfilled   ring: kernels do not wait until a slot is full
 #include "meetings_steps.h"
 
 namespace ringcomm::testing {
@@ -80,15 +80,15 @@ void epochs_wrap() {
   for (Rank rank = 0; rank < 3; ++rank) {
     Flags& flags = group.flags(rank);
     std::ranges::fill(flags.low_latency, UINT32_MAX - 5);
-    for (BarrierFlags& each : flags.two_shot) each.epoch = UINT32_MAX - 4;
-    for (BarrierFlags& each : flags.one_shot) each.epoch = UINT32_MAX - 4;
+    for (BarrierFlags& barrier : flags.two_shot) barrier.epoch = UINT32_MAX - 4;
+    for (BarrierFlags& barrier : flags.one_shot) barrier.epoch = UINT32_MAX - 4;
   }
   operations(group, 11, 40, steps_of_all(3), jittery);
 }
 
 // By the model of links: see benchmarks/README.md.
 void links_and_lengths_decide() {
-  const auto chosen = [](Collective collective, int size, uint64_t bytes, const Link& link) {
+  const auto chosen = [](Collective collective, int size, uint64_t bytes, const DeviceLink& link) {
     Shape shape;
     shape.collective = collective;
     shape.size = size;
@@ -97,12 +97,12 @@ void links_and_lengths_decide() {
     shape.bytes = bytes;
     return kernel_for(shape, link, 64 << 20);
   };
-  const Link h100 = link_of(true, 90, 132), pcie = link_of(false, 90, 132);
-  const auto expect = [&](Collective collective, int size, uint64_t bytes, const Link& link,
+  const DeviceLink h100 = link_of(true, 90, 132), pcie = link_of(false, 90, 132);
+  const auto expect = [&](Collective collective, int size, uint64_t bytes, const DeviceLink& link,
                           Algorithm kernel) {
-    const Algorithm found = chosen(collective, size, bytes, link);
-    require(found == kernel, to_string(collective), " of ", bytes, " B by ", size, ": ",
-            to_string(found), " and not ", to_string(kernel));
+    const Algorithm actual = chosen(collective, size, bytes, link);
+    require(actual == kernel, to_string(collective), " of ", bytes, " B by ", size, ": ",
+            to_string(actual), " and not ", to_string(kernel));
   };
   expect(kAllReduce, 8, 32 << 10, h100, kByLowLatency);
   expect(kAllReduce, 8, (32 << 10) + 4, h100, kByOneShot);
@@ -182,7 +182,7 @@ bool others_return(Algorithm kernel, int size, int last) {
       }
       Watching memory(args.members.abort);
       sim::run_block(args, index / size, memory);
-      // Each thread of that kernel waits for itself: others may just store what has come.
+      // Each thread of that kernel waits for itself: others may be storing data that has come.
       require(memory.later == 0 || kernel == kByLowLatency, "touched memory after it was aborted");
       ++(memory.aborted ? aborted : finished);
     });

@@ -6,7 +6,8 @@
 
 namespace ringcomm::testing {
 
-// Of a type of `bytes`, or of the parts of a complex one: what even ranks have at `i`, or odd ones.
+// Returns the number that even ranks, or odd ones, have at `i`. T is the type, or that of a complex
+// number's parts.
 template <class T>
 T special_number(uint64_t i, bool odd) {
   using Limits = std::numeric_limits<T>;

@@ -1,4 +1,4 @@
-// What the tests of CUDA graphs on the simulated device share.
+// Common parts of the tests of CUDA graphs on the simulated device.
 #pragma once
 
 #include "sim_harness.h"

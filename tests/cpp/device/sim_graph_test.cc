@@ -15,7 +15,7 @@ void a_fork_and_its_join() {
     const Event forked = api.make_event(), joined = api.make_event();
     std::vector<std::byte*> at(4);
     for (auto& memory : at) memory = api.allocate(kBytes);
-    api.wait_until(sim.side, sim.word(0), 1);  // what it did before is no part of the graph
+    api.wait_until(sim.side, sim.word(0), 1);  // its earlier work is no part of the graph
     api.record(forked, sim.side);
     void* graph = capture(sim.stream, [&] {
       api.copy(sim.stream, at[1], at[0], kBytes);
@@ -118,7 +118,7 @@ void events_keep_captures_apart() {
   });
 }
 
-// ---- what a capture forbids ---------------------------------------------------------------------
+// ---- forbidden calls ----------------------------------------------------------------------------
 
 struct Unsafe {
   const char* name;
@@ -161,7 +161,7 @@ void unsafe_calls_invalidate() {
       }
       end(sim.stream);
     }
-    // Of virtual addresses: before they look at what they get.
+    // Calls for virtual addresses are refused before they look at their arguments.
     begin(sim.stream);
     require_error(str("cuMemMap: ", kUnsupported), [&] { api.map_chunks({}); });
     require_error(str("cuMemUnmap: ", kUnsupported), [&] { api.unmap_chunks(nullptr, 0); });

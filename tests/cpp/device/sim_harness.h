@@ -1,5 +1,5 @@
-// What the tests of the simulated device share. Every check runs in processes of its own: what a
-// process has begun to do with a device is no use to its children.
+// Common parts of the tests of the simulated device. Every check runs in processes of its own,
+// because a process can't leave the devices that it uses to its children.
 #pragma once
 
 #include <algorithm>
@@ -19,7 +19,7 @@ using namespace sim;
 
 constexpr uint64_t kBytes = 10'000;
 
-// What the processes of a check share.
+// Memory that the processes of a check share.
 struct Shared {
   alignas(64) uint32_t word[4] = {};
   std::atomic<int> step{0};

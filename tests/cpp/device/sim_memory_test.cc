@@ -114,7 +114,7 @@ void ipc() {
   });
 }
 
-// What torch's expandable segments do with chunks that nobody uses.
+// Torch's expandable segments do this with chunks that nobody uses.
 void chunks_that_give_way() {
   in_processes(1, [](Rank) {
     for (const bool same : {false, true}) {

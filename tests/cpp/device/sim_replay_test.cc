@@ -138,7 +138,7 @@ void a_graph_waits_for_its_last_launch() {
     api.synchronize(third);
     ::usleep(5000);
     require(sim.shared.load(2) == 5 && is_all(to, kBytes, std::byte{1}), "it ran twice at once");
-    ringcomm_sim_destroy_graph(graph);  // what was launched goes on
+    ringcomm_sim_destroy_graph(graph);  // launched work goes on
     sim.shared.store(0, 1);
     api.synchronize(sim.side);
     require(is_all(to, kBytes, std::byte{2}), "the second launch");

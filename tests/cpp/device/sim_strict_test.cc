@@ -122,7 +122,7 @@ void chunks_count_until_they_are_unmapped() {
   });
 }
 
-// ---- what waits ---------------------------------------------------------------------------------
+// ---- waits --------------------------------------------------------------------------------------
 
 void calls_that_wait() {
   const std::vector<std::pair<std::string, std::function<void(Api&, Shared&)>>> calls{

@@ -105,7 +105,7 @@ void exit_with_a_blocked_stream() {
   });
 }
 
-// What unmaps memory waits for all streams, also those that were destroyed; so does loading.
+// Calls that unmap memory wait for all streams, also for destroyed ones; so does loading.
 void implicit_waits() {
   Shared& shared = Shared::make();
   in_processes(1, [&](Rank) {

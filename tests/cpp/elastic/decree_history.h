@@ -1,5 +1,4 @@
-// What has happened in a simulated world, as none of its members can see it: finds what must not
-// be.
+// The history of a simulated world, as none of its members can see it. It finds violations.
 #pragma once
 
 #include <algorithm>
@@ -12,7 +11,7 @@
 
 namespace ringcomm::testing {
 
-// An epoch, and what was done in it.
+// An epoch, and its steps.
 struct Era {
   uint32_t epoch = 0;
   Decision made;             // by which it began

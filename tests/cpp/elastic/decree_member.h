@@ -1,16 +1,16 @@
-// What the members of a simulated world do: they learn, agree, vote, and show their slips.
+// The members of a simulated world: they learn, agree, vote, and show their slips.
 #pragma once
 
 #include "cpp/elastic/decree_world.h"
 
 namespace ringcomm::testing {
 
-// ---- what a member learns
+// ---- learning
 
 inline void World::begin(Process& p, uint32_t epoch, const Decision& made) {
   p.era = history_.era(epoch);
-  const auto found = std::ranges::find(p.era->members, p.id);
-  p.rank = static_cast<int>(found - p.era->members.begin());
+  const auto place = std::ranges::find(p.era->members, p.id);
+  p.rank = static_cast<int>(place - p.era->members.begin());
   const auto size = static_cast<int>(p.era->members.size());
   p.decree = std::make_unique<Decree>(p.rank, size, epoch, made, rules_.decree);
   p.state = State::kWorking;
@@ -40,9 +40,9 @@ inline void World::hear(Process& p, const Process& from, std::shared_ptr<const S
   }
   if (!takes_part(p)) return;
   const auto& members = p.era->members;
-  const auto found = std::ranges::find(members, from.id);
-  if (found == members.end() && slip.epoch <= p.era->epoch) return;  // evicted
-  const auto rank = found == members.end() ? 0 : found - members.begin();
+  const auto place = std::ranges::find(members, from.id);
+  if (place == members.end() && slip.epoch <= p.era->epoch) return;  // evicted
+  const auto rank = place == members.end() ? 0 : place - members.begin();
   if (slip.epoch == p.era->epoch && slip.state != Slip::State::kWorking) p.alarmed = true;
   p.decree->hear(static_cast<int>(rank), slip, time());
   check_decision(p);
@@ -76,7 +76,7 @@ inline void World::observe(Process& p) {
   if (p.decree->slip().gone.any()) p.alarmed = true;
 }
 
-// Of a process of its own host it sees the end. Of others it knows what a session does: they are
+// It sees a process of its own host end. About others it knows as much as a session does: they are
 // silent, or refused, whether they live or not.
 inline void World::judge(Process& p, size_t rank, Members& dead, Members& suspected) {
   const Process& other = process(p.era->members[rank]);
@@ -88,7 +88,7 @@ inline void World::judge(Process& p, size_t rank, Members& dead, Members& suspec
   if ((ended || links_.refused(p.host, other.host)) && chance(30)) {
     (near || !rules_.refusal ? dead : suspected).set(rank);
   }
-  // Who waits in vain for another host's member loses patience.
+  // A member that waits too long for another host's loses patience.
   const bool awaited = p.state == State::kMeeting && p.decree->awaited().test(rank);
   const bool weary = awaited && !near && now_ <= plan_.calm && chance(2);
   const bool silent = now_ - p.heard[id] > kSilence && !(near && !other.alive);
@@ -174,7 +174,8 @@ inline void World::go(Process& p, bool evicted) {
 
 inline void World::work(Process& p) {
   if (!p.voted) {
-    const bool knows = history_.steps() >= p.decided;  // who joins needs the state of another
+    const bool knows =
+        history_.steps() >= p.decided;  // a member that joins needs the state of another
     if (now_ >= p.ready && knows) vote(p);
     return;
   }
@@ -224,7 +225,7 @@ inline void World::apply(Process& p, uint64_t step) {
   p.ready = now_ + upto(1, 12);
 }
 
-// ---- what a member shows
+// ---- showing slips
 
 inline void World::show(Process& p) {
   if (p.shown && *p.shown == p.decree->slip()) return;

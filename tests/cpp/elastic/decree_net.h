@@ -1,4 +1,4 @@
-// The links of a simulated world: which of them are up, and what is under way on them.
+// The links of a simulated world: which of them are up, and the messages under way on them.
 #pragma once
 
 #include <array>
@@ -88,7 +88,7 @@ struct Message {
   Votes vote;
 };
 
-// What arrives when. Nothing takes longer than kMost.
+// Messages under way, by the time of their arrival. None takes longer than kMost.
 class Wheel {
  public:
   static constexpr Tick kMost = 64;

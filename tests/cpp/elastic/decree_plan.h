@@ -1,5 +1,5 @@
-// What befalls a simulated world: who runs where, which links are cut, who dies, stops, leaves and
-// joins, and when. Tests write it by hand; decree_schedules.h makes it from a seed.
+// The events of a simulated world: who runs where, which links are cut, who dies, stops, leaves and
+// joins, and when. Tests write them by hand; decree_schedules.h makes them from a seed.
 #pragma once
 
 #include <algorithm>
@@ -12,8 +12,8 @@ namespace ringcomm::testing {
 
 using Tick = int;
 inline constexpr auto kTick = std::chrono::milliseconds(20);
-inline constexpr Tick kSilence = 60;                   // who was not heard for so long is suspected
-inline constexpr int kMostProcesses = 12;              // eight members, and those that join later
+inline constexpr Tick kSilence = 60;       // a member that is silent for so long is suspected
+inline constexpr int kMostProcesses = 12;  // eight members, and those that join later
 inline constexpr int kMostHosts = kMostProcesses + 1;  // the store may have one of its own
 
 // The rules of the production code, and those on which it relies.

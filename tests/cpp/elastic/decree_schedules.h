@@ -51,7 +51,9 @@ class Schedules {
   }
   bool chance(int percent) { return upto(0, 99) < percent; }
   int process(const Plan& plan) { return upto(0, plan.size - 1); }
-  int other_than(int one, const Plan& plan) { return (one + upto(1, plan.size - 1)) % plan.size; }
+  int other_than(int target, const Plan& plan) {
+    return (target + upto(1, plan.size - 1)) % plan.size;
+  }
   int host_of(int who, const Plan& plan) { return plan.hosts[static_cast<size_t>(who)]; }
   Point point() { return static_cast<Point>(upto(0, 3)); }
 
@@ -117,24 +119,24 @@ class Schedules {
   // One is cut off and given up. The others die as the cut heals.
   Plan given_up() {
     Plan plan = apart(upto(2, 5));
-    const int one = process(plan);
+    const int target = process(plan);
     const Tick cut = upto(5, 60), late = cut + kSilence + upto(5, 70);
-    const uint32_t rest = ~bit(one);
+    const uint32_t rest = ~bit(target);
     const int kind = upto(0, 3);
-    if (kind == 0) plan.cut(cut, cut + kSilence + upto(-5, 60), bit(one), rest, chance(50));
+    if (kind == 0) plan.cut(cut, cut + kSilence + upto(-5, 60), bit(target), rest, chance(50));
     if (kind == 1) {
       const Tick heal = late + upto(1, 15);
-      plan.cut(cut, heal, bit(one), rest, false);
-      plan.cut(cut + kSilence - upto(1, 10), heal, rest, bit(one), false);
+      plan.cut(cut, heal, bit(target), rest, false);
+      plan.cut(cut + kSilence - upto(1, 10), heal, rest, bit(target), false);
     }
     if (kind == 2) {
-      const int other = other_than(one, plan);
-      plan.cut(cut, late + 40, bit(one), bit(other));
+      const int other = other_than(target, plan);
+      plan.cut(cut, late + 40, bit(target), bit(other));
       plan.cut(cut, late + 40, bit(other), bit(plan.store_host));
     }
-    if (kind == 3) plan.cut(cut, late - upto(0, 10), bit(one), rest);
+    if (kind == 3) plan.cut(cut, late - upto(0, 10), bit(target), rest);
     for (int who = 0; who < plan.size; ++who) {
-      if (who != one) plan.kill(who, late + upto(0, 3), upto(0, 6));
+      if (who != target) plan.kill(who, late + upto(0, 3), upto(0, 6));
     }
     return plan;
   }
@@ -142,11 +144,11 @@ class Schedules {
   // As the others begin to suspect one, it hears them again. They die with what they decide.
   Plan healed_too_soon() {
     Plan plan = apart(chance(70) ? 2 : 3);
-    const int one = process(plan);
+    const int target = process(plan);
     const Tick cut = upto(5, 40), heal = cut + kSilence + upto(0, 8);
-    if (chance(60)) plan.cut(cut, heal, bit(one), ~bit(one), chance(40));
+    if (chance(60)) plan.cut(cut, heal, bit(target), ~bit(target), chance(40));
     for (int who = 0; who < plan.size; ++who) {
-      if (who != one) plan.trap(who, Point::kDecides, upto(0, 2));
+      if (who != target) plan.trap(who, Point::kDecides, upto(0, 2));
     }
     plan.latency = upto(1, 2);
     plan.loss = upto(40, 90);
@@ -157,16 +159,16 @@ class Schedules {
   // Two do not see each other. Those between them promise something to one, and die.
   Plan between_two() {
     Plan plan = apart(upto(3, 4));
-    const int one = upto(1, plan.size - 1);
-    const int other = chance(80) ? upto(0, one - 1) : other_than(one, plan);
+    const int target = upto(1, plan.size - 1);
+    const int other = chance(80) ? upto(0, target - 1) : other_than(target, plan);
     const Tick cut = upto(5, 60), late = cut + kSilence + upto(0, 25);
-    plan.cut(cut, late + upto(20, 120), bit(one), bit(other));
-    plan.cut(cut, late + upto(10, 60), bit(one), bit(plan.store_host));
+    plan.cut(cut, late + upto(20, 120), bit(target), bit(other));
+    plan.cut(cut, late + upto(10, 60), bit(target), bit(plan.store_host));
     if (chance(20)) plan.cut(cut, late + upto(0, 60), bit(other), bit(plan.store_host));
     for (int who = 0; who < plan.size; ++who) {
-      if (who == one || who == other) continue;
+      if (who == target || who == other) continue;
       if (chance(75)) {
-        plan.traps.push_back({who, Point::kPromises, 2, bit(one)});
+        plan.traps.push_back({who, Point::kPromises, 2, bit(target)});
       } else {
         plan.kill(who, late + upto(0, 12), upto(0, 12));
       }
@@ -180,13 +182,13 @@ class Schedules {
   Plan stopped() {
     Plan plan = apart(upto(2, 5));
     std::ranges::fill(plan.hosts, 0);
-    const int one = process(plan);
+    const int target = process(plan);
     if (chance(30)) plan.hosts[static_cast<size_t>(process(plan))] = 1;
     const Tick begin = upto(5, 60), late = begin + kSilence + upto(0, 20);
-    plan.add({begin, Kind::kStop, one, late - begin + upto(0, 15)});
+    plan.add({begin, Kind::kStop, target, late - begin + upto(0, 15)});
     const bool decide = chance(50);
     for (int who = 0; who < plan.size; ++who) {
-      if (who == one) continue;
+      if (who == target) continue;
       if (chance(20)) {
         plan.add({late + upto(0, 4), Kind::kQuit, who});
       } else if (decide) {
@@ -266,11 +268,11 @@ class Schedules {
   Plan waited_for() {
     Plan plan = apart(upto(3, 4));
     const Tick begin = upto(5, 60);
-    const int one = process(plan), other = other_than(one, plan);
+    const int target = process(plan), other = other_than(target, plan);
     plan.kill(other, begin);
-    plan.add({begin, Kind::kBusy, one, kSilence + upto(-20, 60)});
+    plan.add({begin, Kind::kBusy, target, kSilence + upto(-20, 60)});
     for (int who = 0; who < plan.size; ++who) {
-      if (who != one && who != other) plan.trap(who, Point::kDecides, upto(0, 2));
+      if (who != target && who != other) plan.trap(who, Point::kDecides, upto(0, 2));
     }
     plan.loss = upto(40, 90);
     plan.latency = upto(1, 2);
@@ -314,10 +316,10 @@ class Schedules {
     Plan plan = apart(3);
     plan.hosts = {1, 0, 0};
     plan.store_host = 2;
-    const int one = upto(1, 2);
+    const int target = upto(1, 2);
     const Tick begin = upto(5, 30), cut = begin + kSilence + upto(6, 30);
-    plan.add({begin, Kind::kStop, one, cut - begin + upto(0, 8)});
-    plan.trap(3 - one, Point::kAccepts, upto(1, 3));
+    plan.add({begin, Kind::kStop, target, cut - begin + upto(0, 8)});
+    plan.trap(3 - target, Point::kAccepts, upto(1, 3));
     plan.refuse(cut, cut + upto(40, 100), bit(0), bit(1));
     plan.loss = upto(0, 10);
     plan.latency = upto(1, 2);

@@ -75,14 +75,14 @@ class Story {
   explicit Story(const Plan& plan) : world_(plan, {}, 1) { world_.run(totals_); }
 
   void expect(uint32_t epoch, const std::vector<int>& working) {
-    std::vector<int> found;
+    std::vector<int> at_work;
     for (int id = 0; id < static_cast<int>(world_.size()); ++id) {
       const Process& p = world_.process(id);
       if (!p.alive || p.state != State::kWorking) continue;
-      found.push_back(id);
+      at_work.push_back(id);
       require(p.era->epoch == epoch, "process ", id, " is in epoch ", p.era->epoch);
     }
-    require(found == working, found.size(), " processes work, not ", working.size());
+    require(at_work == working, at_work.size(), " processes work, not ", working.size());
     if (!working.empty()) require(world_.works_again(), "they make no steps");
   }
   World& world() { return world_; }
@@ -131,9 +131,10 @@ void check_refusals() {
       Story halves(plan);
       require(halves.world().works_again(), "one of two halves goes on");
       plan.hosts = {0, 1, 1, 1, 1, 1, 1, 1};
-      Story one(plan);
-      require(one.world().works_again() && one.world().history().last().members.size() >= 7,
-              "the majority goes on");
+      Story majority(plan);
+      require(
+          majority.world().works_again() && majority.world().history().last().members.size() >= 7,
+          "the majority goes on");
     }
   }
 }

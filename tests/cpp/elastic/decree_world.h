@@ -1,6 +1,6 @@
 // A world in one thread: members that work, die and agree by the code that is shipped, over links
 // that delay, lose and repeat what they show to each other. Time is a number. Here are its course
-// and its faults; decree_member.h has what a member does.
+// and its faults; decree_member.h has the members' part.
 #pragma once
 
 #include <memory>

@@ -42,7 +42,7 @@ class HandWire final : public Wire {
   Receiver* receiver_ = nullptr;
 };
 
-// Two members of two hosts: what one thinks of the other.
+// Two members of two hosts: one's knowledge of the other.
 struct Pair {
   HandWire here, there;
   RemoteLink link{here, 1}, theirs{there, 1};

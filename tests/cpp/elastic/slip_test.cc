@@ -57,7 +57,7 @@ void changed_bytes_are_no_slip() {
   }
 }
 
-// A stranger may know the checksum. Whatever else it writes, nothing is read beyond the bytes.
+// A stranger may know the checksum, but none of its slips is read beyond the bytes.
 void nonsense_with_a_good_checksum_is_harmless() {
   Random random(3);
   for (int i = 0; i < 20000; ++i) {

@@ -134,7 +134,7 @@ class Search {
     }
   }
 
-  // ---- what ranks do
+  // ---- steps of ranks
 
   bool work(const State& state, int self) {
     const Member& member = state.at(self);
@@ -320,7 +320,7 @@ size_t search(const Setup& setup) {
   return search.ends();
 }
 
-// What fails without this rule, in shared memory or with messages.
+// Returns the violation that turns up without this rule, in shared memory or with messages.
 std::string failure_without(const std::string& rule) {
   Setup setup;
   const std::map<std::string, bool*> rules = {{"ended", &setup.ended},

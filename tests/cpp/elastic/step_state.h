@@ -19,7 +19,7 @@ struct Member {
   uint8_t gradients = 0;            // the epoch in which those it holds were computed, plus one
   uint8_t sent = 0, sent_last = 0;  // gradients and ballots, in turn; in the last epoch
   uint8_t waits = 0;
-  std::array<uint8_t, kRanks> arrived{};  // of what the others have sent in this epoch
+  std::array<uint8_t, kRanks> arrived{};  // messages of the others, sent in this epoch
   std::array<bool, kRanks> news{};        // a slip that it has not heard
   std::array<uint8_t, 4> applied{};       // by step: the gradients
   std::shared_ptr<const Decree> decree;
@@ -69,24 +69,24 @@ struct State {
   }
 
   std::vector<int> members_of(uint8_t epoch) const {
-    std::vector<int> found = {0, 1, 2};
+    std::vector<int> remaining = {0, 1, 2};
     for (size_t i = 0; i < epoch; ++i) {
       std::vector<int> left;
-      for (size_t rank = 0; rank < found.size(); ++rank) {
-        if (decisions[i].members.test(rank)) left.push_back(found[rank]);
+      for (size_t rank = 0; rank < remaining.size(); ++rank) {
+        if (decisions[i].members.test(rank)) left.push_back(remaining[rank]);
       }
-      found = left;
+      remaining = left;
     }
-    return found;
+    return remaining;
   }
   // -1: it is not in this epoch.
   int rank_of(uint8_t epoch, int self) const {
     const auto ranks = members_of(epoch);
-    const auto found = std::ranges::find(ranks, self);
-    return found == ranks.end() ? -1 : static_cast<int>(found - ranks.begin());
+    const auto place = std::ranges::find(ranks, self);
+    return place == ranks.end() ? -1 : static_cast<int>(place - ranks.begin());
   }
 
-  // What `other` has sent in the epoch of this member.
+  // Counts the steps that `other` has sent in the epoch of this member.
   int sent(int self, int other) const {
     const int ahead = at(other).epoch - at(self).epoch;
     return ahead == 0 ? at(other).sent : ahead == 1 ? at(other).sent_last : 0;
@@ -110,7 +110,7 @@ struct State {
       for (const uint8_t part : {member.epoch, member.sent, member.sent_last}) print.add(part);
       for (const uint8_t part : member.applied) print.add(part);
       print.add(member.alive);
-      if (!member.alive) continue;  // what it knew is no more
+      if (!member.alive) continue;  // its knowledge is lost
       for (const uint8_t part : {member.base, member.decided, member.gradients, member.waits}) {
         print.add(part);
       }

@@ -122,7 +122,7 @@ class World {
       move();
     }
     mailbox_->fail_all(std::make_exception_ptr(Failure("the end")));
-    for (const auto& one : posted_) require(one->completions == 1, "a message is forgotten");
+    for (const auto& posted : posted_) require(posted->completions == 1, "a message is forgotten");
     look_at_peer();
   }
 
@@ -180,7 +180,7 @@ class World {
     frame.bytes = static_cast<uint32_t>(
         input_.one_of({0, 16, kLinePayload, part.size(), kRing, kFramePayload, UINT32_MAX}));
     if (frame.type == FrameType::kState) return take_words(frame);
-    if (frame.type == FrameType::kStream) strange_ = true;  // what comes then is no message
+    if (frame.type == FrameType::kStream) strange_ = true;  // the bytes after it are no message
     if (frame.bytes > 0) {
       try {
         std::byte* at = remote_->place(frame);
@@ -263,20 +263,20 @@ class World {
     const auto how = input_.take();
     if (posted_.size() == 50) return;
     constexpr std::array<size_t, 4> kSizes = {100, 10'000, 0, 70'000};
-    auto one = std::make_shared<Posted>();
-    one->buffer.assign(kSizes.at(how >> 2 & 3), sending ? kSentByte : std::byte{});
+    auto posted = std::make_shared<Posted>();
+    posted->buffer.assign(kSizes.at(how >> 2 & 3), sending ? kSentByte : std::byte{});
     auto message = std::make_shared<Message>(std::chrono::hours(1));
     message->sending = sending;
     message->peer = sending || (how & 16) != 0 ? kPeer : Message::kAnySource;
     message->tag = (how & 3) % 3;
-    message->data = {one->buffer.data(), one->buffer.size()};
-    message->on_done = [one](const std::exception_ptr&) {
-      ++one->completions;
-      std::ranges::fill(one->buffer, std::byte{0xee});
-      std::vector<std::byte>().swap(one->buffer);  // its owner frees it
+    message->data = {posted->buffer.data(), posted->buffer.size()};
+    message->on_done = [posted](const std::exception_ptr&) {
+      ++posted->completions;
+      std::ranges::fill(posted->buffer, std::byte{0xee});
+      std::vector<std::byte>().swap(posted->buffer);  // its owner frees it
     };
-    one->message = message;
-    posted_.push_back(std::move(one));
+    posted->message = message;
+    posted_.push_back(std::move(posted));
     try {
       mailbox_->post(message);
     } catch (const PeerError&) {
@@ -286,12 +286,12 @@ class World {
 
   void withdraw() {
     if (posted_.empty()) return;
-    const auto one = posted_[input_.below(posted_.size())];
-    const MessagePtr message = one->message.lock();
+    const auto posted = posted_[input_.below(posted_.size())];
+    const MessagePtr message = posted->message.lock();
     if (!message) return;
     const auto late = std::make_exception_ptr(Failure("it is late"));
     const bool gone = mailbox_->withdraw(*message, late);
-    require(gone == (one->completions == 1), "neither withdrawn nor as it was");
+    require(gone == (posted->completions == 1), "neither withdrawn nor as it was");
     require(mailbox_->error() != late, "the group fails with it");
   }
 

@@ -1,5 +1,5 @@
-// What the fuzz targets (fuzz_*.cc) share with the makers of their inputs: our own driver, which
-// makes them from seeds and needs no special compiler (fuzz_driver.cc), or libFuzzer (`make soak`).
+// Joins the fuzz targets (fuzz_*.cc) with the makers of their inputs: our own driver, which makes
+// them from seeds and needs no special compiler (fuzz_driver.cc), or libFuzzer (`make soak`).
 // A target throws Failure where a property does not hold, and is the same for the same input.
 #pragma once
 
@@ -22,7 +22,7 @@ using Bytes = std::vector<uint8_t>;
 
 // ---- defined by each target
 std::vector<Bytes> corpus();       // inputs that make sense; the driver makes others of them
-std::vector<std::string> rules();  // what --without may switch off; the properties then fail
+std::vector<std::string> rules();  // that --without may switch off; the properties then fail
 
 inline std::string switched_off;
 inline bool without(std::string_view rule) { return switched_off == rule; }
@@ -58,7 +58,7 @@ class Input {
   std::span<const uint8_t> left_;
 };
 
-// Makes a corpus: what Input will read again.
+// Makes a corpus, which Input will read again.
 class Output {
  public:
   template <typename T>

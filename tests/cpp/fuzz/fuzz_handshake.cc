@@ -27,7 +27,7 @@ Key key_of(bool stranger) {
   return key;
 }
 
-// What one process has of the session; counts how often it acted on a proof.
+// One process's side of the session; counts how often it acted on a proof.
 class Cursors final : public Party {
  public:
   Cursors(bool stranger, Input& input) : key_(key_of(stranger)) {
@@ -84,23 +84,23 @@ class World {
     if (all_.size() == kMostConversations) return;
     const int process = how & 1;
     all_.push_back(std::make_unique<Conversation>(process, (how & 4) != 0, input_));
-    Conversation& one = *all_.back();
+    Conversation& conversation = *all_.back();
     if ((how & 2) != 0) {
       const int flow = how >> 3 & 1;
-      one.handshake =
-          std::make_unique<Handshake>(id_of(process), id_of(1 - process), flow, one.cursors);
-      collect(one);
+      conversation.handshake = std::make_unique<Handshake>(id_of(process), id_of(1 - process), flow,
+                                                           conversation.cursors);
+      collect(conversation);
     } else {
-      one.handshake = std::make_unique<Handshake>(id_of(process));
+      conversation.handshake = std::make_unique<Handshake>(id_of(process));
     }
   }
 
-  void collect(Conversation& one) {
-    const auto out = one.handshake->output();
+  void collect(Conversation& conversation) {
+    const auto out = conversation.handshake->output();
     if (out.empty()) return;
     const auto* data = reinterpret_cast<const uint8_t*>(out.data());
-    one.sent.emplace_back(data, data + out.size());
-    said_.push_back(one.sent.back());
+    conversation.sent.emplace_back(data, data + out.size());
+    said_.push_back(conversation.sent.back());
   }
 
   // Something that somebody said, changed perhaps, or words of his own.
@@ -122,28 +122,31 @@ class World {
 
   void deliver() {
     if (all_.empty()) return;
-    Conversation& one = *all_[input_.below(all_.size())];
-    const size_t wanted = one.handshake->wanted();
+    Conversation& conversation = *all_[input_.below(all_.size())];
+    const size_t wanted = conversation.handshake->wanted();
     require(wanted <= Handshake::kMostBytes, "it wants ", wanted, " bytes");
-    if (one.closed) return;
+    if (conversation.closed) return;
     const Bytes message = make_message(std::max<size_t>(wanted, 1));
-    if (wanted > 0) one.got.push_back(message);
+    if (wanted > 0) conversation.got.push_back(message);
     try {
-      one.handshake->take(reinterpret_cast<const std::byte*>(message.data()));
-      if (one.got.size() == 1 && one.handshake->accepting()) meet_caller(one);
-      collect(one);
+      conversation.handshake->take(reinterpret_cast<const std::byte*>(message.data()));
+      if (conversation.got.size() == 1 && conversation.handshake->accepting())
+        meet_caller(conversation);
+      collect(conversation);
     } catch (const FlowError&) {
-      one.closed = true;
-      require(!one.handshake->done() || wanted == 0, "done, and refused");
+      conversation.closed = true;
+      require(!conversation.handshake->done() || wanted == 0, "done, and refused");
     }
-    if (!one.stranger) check(one);
+    if (!conversation.stranger) check(conversation);
   }
 
-  static void meet_caller(Conversation& one) {
-    if (one.handshake->caller() != id_of(1 - one.process)) throw FlowError("unknown");
-    require(one.handshake->flow() < most_flows(one.handshake->flows()), "a flow of none");
-    if (one.handshake->flows() != kFlows) throw FlowError("flows");
-    one.handshake->with(one.cursors);
+  static void meet_caller(Conversation& conversation) {
+    if (conversation.handshake->caller() != id_of(1 - conversation.process))
+      throw FlowError("unknown");
+    require(conversation.handshake->flow() < most_flows(conversation.handshake->flows()),
+            "a flow of none");
+    if (conversation.handshake->flows() != kFlows) throw FlowError("flows");
+    conversation.handshake->with(conversation.cursors);
   }
 
   static bool reached(const Conversation& from, const Conversation& to, size_t messages) {
@@ -153,27 +156,30 @@ class World {
   }
 
   // Initiator: Hello, Challenge, and when done Proof, Resume. Acceptor: all but Resume.
-  bool has_partner(const Conversation& one) const {
-    const bool accepting = one.handshake->accepting(), done = one.handshake->done();
-    for (const auto& each : all_) {
-      const Conversation& other = *each;
-      if (other.stranger || other.process == one.process) continue;
+  bool has_partner(const Conversation& conversation) const {
+    const bool accepting = conversation.handshake->accepting(),
+               done = conversation.handshake->done();
+    for (const auto& candidate : all_) {
+      const Conversation& other = *candidate;
+      if (other.stranger || other.process == conversation.process) continue;
       if (other.handshake->accepting() == accepting) continue;
       const size_t heard = accepting || done ? 2 : 1, told = done && !accepting ? 2 : 1;
-      if (!reached(other, one, heard) || !reached(one, other, told)) continue;
-      const bool same = other.handshake->flow() == one.handshake->flow() &&
-                        other.handshake->generation() == one.handshake->generation();
+      if (!reached(other, conversation, heard) || !reached(conversation, other, told)) continue;
+      const bool same = other.handshake->flow() == conversation.handshake->flow() &&
+                        other.handshake->generation() == conversation.handshake->generation();
       require(same, "both are done, with another flow or generation");
-      require(!done || one.handshake->theirs() == other.cursors.cursor(), "another cursor");
+      require(!done || conversation.handshake->theirs() == other.cursors.cursor(),
+              "another cursor");
       return true;
     }
     return false;
   }
 
-  void check(const Conversation& one) const {
-    const bool acted = one.cursors.fences > 0 || one.handshake->done();
-    require(one.cursors.fences <= 1, "it acted twice");
-    require(!acted || has_partner(one), "it acted on the word of somebody without the key");
+  void check(const Conversation& conversation) const {
+    const bool acted = conversation.cursors.fences > 0 || conversation.handshake->done();
+    require(conversation.cursors.fences <= 1, "it acted twice");
+    require(!acted || has_partner(conversation),
+            "it acted on the word of somebody without the key");
   }
 
   Input& input_;
@@ -212,7 +218,7 @@ std::vector<Bytes> corpus() {
   Output out;
   scripts.push_back(whole(out, 0, 0).take());
   whole(out, 0, 0);
-  scripts.push_back(whole(out, 2, 4).take());  // and what the first ones said may be said again
+  scripts.push_back(whole(out, 2, 4).take());  // and the words of the first ones may come again
   for (const bool initiator : {false, true}) {
     begin(out, 0, initiator, true);
     begin(out, 1, !initiator, false);

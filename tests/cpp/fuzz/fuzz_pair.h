@@ -1,5 +1,5 @@
-// What the two processes of fuzz_session.cc do as they should, step by step as the input says:
-// they post, give memory back, move bytes, and connect.
+// The regular work of the two processes of fuzz_session.cc, in steps that the input chooses: they
+// post, give memory back, move bytes, and connect.
 #pragma once
 
 #include <utility>
@@ -143,7 +143,7 @@ class Pair {
     return refused;
   }
 
-  // `steps` of the handshake: what is missing of it got lost, or comes when this is called again.
+  // `steps` of the handshake: missing bytes got lost, or come when this is called again.
   void connect(int flow, int initiator, uint64_t steps) {
     auto& pending = pending_[static_cast<size_t>(flow)];
     End& caller = end(initiator);

@@ -62,7 +62,7 @@ class World : public Pair {
     }
   }
 
-  // ---- what somebody else does
+  // ---- an attacker's steps
 
   void corrupt(int side, int flow) {
     const auto at = input_.take<uint32_t>();
@@ -88,7 +88,7 @@ class World : public Pair {
     try {
       if (!self.session.up(flow, generation, told, now_)) return;
       require(told.all <= last, "a cursor of what was never sent is believed");
-      self.connection(flow) = std::make_shared<Connection>();  // at its other end is nobody
+      self.connection(flow) = std::make_shared<Connection>();  // its other end has no reader
     } catch (const FlowError&) {
       require(told.all > last, "a cursor that makes sense is refused");
     }
@@ -149,7 +149,7 @@ class World : public Pair {
       require(!refused.empty(), "nonsense is taken: ", describe(frame));
     if (verdict == Verdict::kHarmless) require(refused.empty(), refused, ": ", describe(frame));
     if (how < 252 || !refused.empty() || payload.size() > 128) return;
-    // Who asks again and again, and reads no answer, is not heard for ever.
+    // A peer that asks again and again, and reads no answer, is not heard for ever.
     for (int copy = 0; copy < 1 << 14 && self.session.is_up(flow); ++copy) take(side, flow, bytes);
     check_waiting(self, flow);
   }
@@ -211,7 +211,7 @@ class World : public Pair {
 std::vector<std::string> rules() { return {"apply_once", "fence", "verify", "bounded"}; }
 
 // Any bytes are a script. These hold much traffic and little harm, in small numbers: those that
-// choose what is known already.
+// choose known ones.
 std::vector<Bytes> corpus() {
   constexpr std::array<uint8_t, 8> kTraffic = {0, 0, 2, 2, 5, 5, 4, 7};
   std::vector<Bytes> scripts;

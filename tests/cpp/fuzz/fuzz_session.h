@@ -86,7 +86,7 @@ class Tracker {
     }
   }
   bool at_boundary() const { return done_ == 0; }
-  // Of the header, or of what follows it.
+  // Counts the bytes that are missing from the header, or from the rest after it.
   size_t missing() const {
     return done_ < sizeof(Frame) ? sizeof(Frame) - done_ : sizeof(Frame) + frame_.bytes - done_;
   }
@@ -135,9 +135,9 @@ struct End {
   std::deque<Memory> memory;
 };
 
-// ---- what becomes of words that no true peer said
+// ---- the effect of words that no true peer said
 
-// kEither: what it may do is harmless. kLie: true frames may be lost afterwards.
+// kEither: its effect is harmless. kLie: true frames may be lost afterwards.
 enum class Verdict : uint8_t { kRefused, kHarmless, kEither, kLie };
 
 inline std::string describe(const Frame& frame) {
@@ -159,7 +159,7 @@ inline bool is_lie(const Cursor& told, const Cursor& truth, uint64_t last_sent) 
   return false;
 }
 
-// Of a control frame whose header makes sense.
+// Judges a control frame whose header makes sense.
 inline Verdict judge_control(const Forged& forged, End& end, End& peer) {
   const Frame& frame = forged.frame;
   const bool about_flow = frame.type == FrameType::kFlowDown || frame.type == FrameType::kFenced;
@@ -185,7 +185,7 @@ inline Verdict judge_control(const Forged& forged, End& end, End& peer) {
   return lie ? Verdict::kLie : Verdict::kHarmless;
 }
 
-// When `end` reads it, and `peer` has what it has.
+// Judges it when `end` reads it, as `peer` stands now.
 inline Verdict judge(const Forged& forged, End& end, End& peer, uint64_t window) {
   const Frame& frame = forged.frame;
   const auto type = static_cast<int>(frame.type);

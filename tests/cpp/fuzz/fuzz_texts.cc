@@ -1,4 +1,4 @@
-// Fuzz target: what processes tell one another through the store. A text is refused with the error
+// Fuzz target: texts that processes exchange through the store. A text is refused with the error
 // that says so, or means something that can be told again.
 #include "fuzz_driver.h"
 #include "net/network.h"
@@ -39,9 +39,9 @@ void check_card(const std::string& text) {
     return require(error.rank() == 3, "another rank");
   }
   const Card again = Card::from_text(card.to_text(), 3);
-  const auto fields = [](const Card& one) {
-    return str(one.host, ' ', one.boot_id, ' ', one.network, ' ', one.socket, ' ', one.pid, ' ',
-               one.user);
+  const auto fields = [](const Card& filled) {
+    return str(filled.host, ' ', filled.boot_id, ' ', filled.network, ' ', filled.socket, ' ',
+               filled.pid, ' ', filled.user);
   };
   require(fields(again) == fields(card) && again.nonce == card.nonce, "another card");
   require(card.socket.size() <= 100, "a name that is no socket's");

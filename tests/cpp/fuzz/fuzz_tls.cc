@@ -38,7 +38,7 @@ class Between {
     pair_.ends[side]->unsent += words;
   }
 
-  // To the other end: what is new, whole or a part of it, or something else.
+  // Sends the other end new bytes, all or a part of them, or something else.
   void deliver(size_t from) {
     const std::string& recorded = recorded_[from];
     size_t& taken = taken_[from];

@@ -15,23 +15,23 @@ void meter() {
   Meter meter;
   uint64_t arrived = 0;
   auto now = kBegin;
-  const auto look = [&](uint64_t bytes, bool full) {
+  const auto sample = [&](uint64_t bytes, bool full) {
     arrived += bytes;
-    meter.look(now += Millis(10), arrived, full);
+    meter.sample(now += Millis(10), arrived, full);
     return meter.bytes_per_second();
   };
-  for (int i = 0; i < 100; ++i) require(look(50, false) == 0, "idle: that shows nothing");
-  look(0, true);
-  require(look(100'000, true) == 0, "10 ms show too little");
-  require(look(100'000, true) == 10'000'000, "two looks");
-  for (int i = 0; i < 200; ++i) look(50, false);
+  for (int i = 0; i < 100; ++i) require(sample(50, false) == 0, "idle: that shows nothing");
+  sample(0, true);
+  require(sample(100'000, true) == 0, "10 ms show too little");
+  require(sample(100'000, true) == 10'000'000, "two looks");
+  for (int i = 0; i < 200; ++i) sample(50, false);
   require(meter.bytes_per_second() == 15'000'000, "idle for 2 s: it may have become faster");
-  for (int i = 0; i < 1000; ++i) look(50, false);
+  for (int i = 0; i < 1000; ++i) sample(50, false);
   require(meter.bytes_per_second() == 20'000'000, "but not much faster without being measured");
-  for (int i = 0; i < 300; ++i) look(i == 0 ? 0 : 10'000, true);
+  for (int i = 0; i < 300; ++i) sample(i == 0 ? 0 : 10'000, true);
   const uint64_t slower = meter.bytes_per_second();
   require(slower >= 1'000'000 && slower < 1'050'000, "the old pace is forgotten: ", slower);
-  for (int i = 0; i < 3000; ++i) look(0, true);
+  for (int i = 0; i < 3000; ++i) sample(0, true);
   require(meter.bytes_per_second() == 1, "nothing arrives, and that is known");
 }
 
@@ -53,7 +53,7 @@ struct Sender {
       session.post(frame, Payload(data.data()));
     }
   }
-  // What gather() takes for a flow whose connection takes all at once.
+  // Counts the frames that gather() takes for a flow whose connection takes all at once.
   int taken(int flow) {
     const uint64_t before = session.unacknowledged();
     const bool expected = session.has_output(flow);
@@ -157,20 +157,21 @@ void unused_flows_are_idle() {
 
 // A path on which `speed(flows)` bytes a second arrive; looked at every 10 ms.
 struct Path {
-  double speed(int flows) const { return one * std::min<double>(flows, enough); }
+  double speed(int flows) const { return flow_speed * std::min<double>(flows, enough); }
   // For so many seconds. Returns those with another number of flows than `usual`.
   double run(double seconds, int usual) {
     double other = 0;
     for (double passed = 0; passed < seconds; passed += 0.01) {
       const double noise = 1 + spread * (2 * static_cast<double>(random.below(1000)) / 1000 - 1);
       const double bytes = speed(count.count()) * noise / 100;
-      count.look(now += Millis(10), static_cast<uint64_t>(bytes), full, round_trip);
+      count.sample(now += Millis(10), static_cast<uint64_t>(bytes), full, round_trip);
       other += count.count() == usual ? 0 : 0.01;
     }
     return other;
   }
   FlowCount count{8};
-  double one = 1e7, enough = 1, spread = 0.1;  // bytes a second of one flow; flows that fill it
+  double flow_speed = 1e7, enough = 1,
+         spread = 0.1;  // bytes a second of one flow; flows that fill it
   bool full = true;
   Clock::duration round_trip = Millis(50);
   Clock::time_point now = kBegin;
@@ -195,7 +196,7 @@ void fewer_when_one_is_enough_again() {
   path.enough = 4;
   path.run(60, 4);
   path.enough = 1;
-  path.one *= 4;
+  path.flow_speed *= 4;
   path.run(3600, 1);
   require(path.run(3600, 1) < 60, "it stays with ", path.count.count());
 }
@@ -212,11 +213,11 @@ void noise_wins_nothing_for_long() {
 }
 
 void a_path_that_changes_decides_nothing() {
-  for (const double each : {0.9, 1.1}) {  // as fast after a second
+  for (const double change : {0.9, 1.1}) {  // as fast after a second
     Path path;
     double other = 0;
     for (int second = 0; second < 60; ++second) {
-      path.one = std::clamp(path.one * each, 1e6, 1e8);
+      path.flow_speed = std::clamp(path.flow_speed * change, 1e6, 1e8);
       other += path.run(1, 1);
     }
     other += path.run(3600, 1);
@@ -224,7 +225,7 @@ void a_path_that_changes_decides_nothing() {
   }
   Path path;  // it gets slower, as after a slow start, and two flows are twice as fast
   path.enough = 2;
-  for (int second = 0; second < 20; ++second, path.one *= 0.9) path.run(1, 1);
+  for (int second = 0; second < 20; ++second, path.flow_speed *= 0.9) path.run(1, 1);
   require(path.count.count() == 2, "a slower path hides what a second flow brings");
 }
 
@@ -239,9 +240,9 @@ void a_near_and_fast_path_keeps_one() {
   Path path;
   path.enough = 8;
   path.round_trip = std::chrono::microseconds(100);
-  path.one = 3e9;
+  path.flow_speed = 3e9;
   require(path.run(600, 1) == 0, "a flow more where processors set the pace");
-  path.one = 1e8;
+  path.flow_speed = 1e8;
   path.run(60, 1);
   require(path.count.count() > 1, "near, and slow: a flow more would help");
 }
@@ -288,7 +289,7 @@ void a_pause_is_forgiven_once() {
   };
   hears(kBegin);
   const auto resumed = kBegin + kPause;
-  hears(resumed);  // what lay in the socket is read before the tick
+  hears(resumed);  // bytes in the socket are read before the tick
   session.tick(resumed, kPause);
   require(session.is_up(0), "the peer is blamed for the pause");
   require(session.last_heard() <= resumed, "it is heard of in the future");

@@ -25,7 +25,7 @@ NetworkOptions encrypted() {
 
 constexpr size_t kTensorFrames = 64;  // more than any socket takes
 
-// Takes what a tensor holds, and compares each frame with its stamp when it comes.
+// Receives a tensor's bytes, and compares each frame with its stamp when it comes.
 class Sink final : public Receiver {
  public:
   std::byte* place(const Frame& frame) override { return memory_.data() + frame.offset; }
@@ -45,11 +45,11 @@ class Sink final : public Receiver {
 // then, most of it lies here still. In the last round the channel is closed, and its memory goes.
 void lent_and_changed(const NetworkOptions& options) {
   constexpr uint64_t kChannel = 7, kRounds = 6;
-  Place one(on_loopback(options)), other(on_loopback(options));
+  Place self(on_loopback(options)), other(on_loopback(options));
   Sink sink;
   Counter nobody;
-  Wire& there = other.network.reach(one.network.contact());
-  Wire& here = one.network.reach(other.network.contact());
+  Wire& there = other.network.reach(self.network.contact());
+  Wire& here = self.network.reach(other.network.contact());
   there.open(kChannel, &sink);
   here.open(kChannel, &nobody);
   std::vector<std::byte> tensor(kFramePayload * kTensorFrames), keep(tensor.size());
@@ -102,13 +102,13 @@ class Pause final : public Receiver {
 void first_words() {
   constexpr uint64_t kChannel = 7;
   for (int round = 0; round < 20; ++round) {
-    Place one(on_loopback(encrypted())), other(on_loopback(encrypted()));
+    Place self(on_loopback(encrypted())), other(on_loopback(encrypted()));
     Counter counter;
     Pause pause;
     Contact far = other.network.contact();
     far.addresses = {Address::from_text("127.0.0.1:1")};  // so the other one connects
-    Wire& there = other.network.reach(one.network.contact());
-    Wire& here = one.network.reach(far);
+    Wire& there = other.network.reach(self.network.contact());
+    Wire& here = self.network.reach(far);
     there.open(kChannel, &counter);
     here.open(kChannel, &pause);
     post(here, kChannel, 1, 10);
@@ -124,7 +124,7 @@ void first_words() {
   }
 }
 
-// ---- what this process is out of
+// ---- lack of this process's resources
 
 // A frame cannot be taken. It will not come again, so its peer is lost to the group: and no more.
 void no_memory() {
@@ -134,11 +134,11 @@ void no_memory() {
     void deliver(const Frame&, std::span<const std::byte>) override { throw std::bad_alloc(); }
   };
   constexpr uint64_t kChannel = 7;
-  Place one(on_loopback()), other(on_loopback());
+  Place self(on_loopback()), other(on_loopback());
   Full full;
   Counter counter;
-  Wire& there = other.network.reach(one.network.contact());
-  Wire& here = one.network.reach(other.network.contact());
+  Wire& there = other.network.reach(self.network.contact());
+  Wire& here = self.network.reach(other.network.contact());
   there.open(kChannel, &full);
   here.open(kChannel, &counter);
   post(here, kChannel, 1, 10);
@@ -170,10 +170,10 @@ struct NoDescriptors {
 void no_descriptors() {
   NetworkOptions hasty = on_loopback();
   hasty.resume = std::chrono::seconds(1);
-  Place one(hasty), patient(on_loopback()), other(on_loopback());
+  Place self(hasty), patient(on_loopback()), other(on_loopback());
   const std::string text =
       "this process cannot open another connection: Too many open files: raise";
-  Wire& wire = one.network.reach(other.network.contact());
+  Wire& wire = self.network.reach(other.network.contact());
   Wire& later = patient.network.reach(other.network.contact());
   other.network.reach(patient.network.contact());
   {
@@ -181,8 +181,8 @@ void no_descriptors() {
     wire.need();
     later.need();
     wait_until([&] { return wire.lost(); }, [&] { return wire.condition(); });
-    for (Wire* each : {&wire, &later}) {
-      require(each->condition().starts_with(text), each->condition());
+    for (Wire* waiting : {&wire, &later}) {
+      require(waiting->condition().starts_with(text), waiting->condition());
     }
   }
   wait_until([&] { return later.condition() == "alive"; }, [&] { return later.condition(); });

@@ -62,10 +62,10 @@ void values() {
   require(ip("127.0.0.1").is_loopback() && ip("127.0.1.1").is_loopback(), "127.0.1.1");
   require(ip("::1").is_loopback() && !ip("10.0.0.1").is_loopback(), "::1");
   require(!Address().is_loopback(), "no address");
-  const Address one = Address::from_text("10.0.0.1:4000");
-  require(one.family() == AF_INET && one.port() == 4000, "family and port");
-  require(one != ip("10.0.0.1") && one.same_host(ip("10.0.0.1")), "same host");
-  require(!one.same_host(ip("10.0.0.2")) && !one.same_host(ip("::a00:1")), "another host");
+  const Address address = Address::from_text("10.0.0.1:4000");
+  require(address.family() == AF_INET && address.port() == 4000, "family and port");
+  require(address != ip("10.0.0.1") && address.same_host(ip("10.0.0.1")), "same host");
+  require(!address.same_host(ip("10.0.0.2")) && !address.same_host(ip("::a00:1")), "another host");
 }
 
 int option(const Fd& socket, int level, int name) {
@@ -98,7 +98,7 @@ Address peer_address(const Fd& socket) {
   return Address(native);
 }
 
-// What connects to a listener there, with both ends' addresses and options.
+// Connects to a listener there, and checks both ends' addresses and options.
 void connects(const Address& here) {
   const Fd listener = listen_tcp(here, 0, 0, 8);
   const Address at = local_address(listener);
@@ -134,7 +134,7 @@ void connections_of_ipv6() {
   const Fd four = listen_tcp(ip("0.0.0.0"), port, port, 8);
 }
 
-// What listen_tcp says when it throws.
+// Returns the text of the SystemError, which must have that code.
 std::string system_error(const std::function<void()>& function, int code) {
   try {
     function();

@@ -44,15 +44,15 @@ class Counter final : public Receiver {
   std::byte* place(const Frame&) override { return nullptr; }
   void deliver(const Frame& frame, std::span<const std::byte> payload) override {
     exact = exact && frame.stamp == came.load() + 1 && payload.size() == frame.bytes;
-    for (const std::byte each : payload)
-      exact = exact && each == static_cast<std::byte>(frame.stamp);
+    for (const std::byte byte : payload)
+      exact = exact && byte == static_cast<std::byte>(frame.stamp);
     ++came;
   }
   std::atomic<uint64_t> came{0};
   std::atomic<bool> exact{true};
 };
 
-// What a Counter takes for its frame of that number.
+// Posts the frame that a Counter expects under that number.
 inline void post(Wire& wire, uint64_t channel, uint64_t number, size_t bytes) {
   std::vector<std::byte> payload(bytes, static_cast<std::byte>(number));
   wire.post({.type = FrameType::kState,

@@ -13,22 +13,22 @@ constexpr int kPeers = 60;
 
 // Each connects to all addresses at once and greets over one: the other connections say nothing.
 void many_at_once() {
-  Place one;
-  Contact contact = one.network.contact();
+  Place self;
+  Contact contact = self.network.contact();
   if (contact.addresses.size() < 2) contact.addresses.push_back(contact.addresses[0]);
   std::vector<std::unique_ptr<Place>> others;
   std::vector<Wire*> wires;
   for (int i = 0; i < kPeers; ++i) {
     others.push_back(std::make_unique<Place>());
-    one.network.reach(others.back()->network.contact());
+    self.network.reach(others.back()->network.contact());
   }
-  one.network.before_fork();  // holds its lock: all of them come before it looks
+  self.network.before_fork();  // holds its lock: all of them come before it looks
   for (const auto& other : others) {
     wires.push_back(&other->network.reach(contact));
     wires.back()->need();
   }
   std::this_thread::sleep_for(std::chrono::milliseconds(500));
-  one.network.after_fork();
+  self.network.after_fork();
   const Deadline deadline(std::chrono::seconds(5));
   const auto is_missing = [](Wire* wire) { return wire->condition() != "alive"; };
   while (std::ranges::any_of(wires, is_missing)) {
@@ -38,11 +38,11 @@ void many_at_once() {
   }
 }
 
-// Who knows the id of a peer, and not its key, fills neither memory nor the peer's place.
+// A stranger that knows the id of a peer, and not its key, fills neither memory nor its place.
 void liars() {
-  Place one, peer;
-  const Contact& contact = one.network.contact();
-  one.network.reach(peer.network.contact());
+  Place self, peer;
+  const Contact& contact = self.network.contact();
+  self.network.reach(peer.network.contact());
   Liar liar;
   std::vector<Fd> sockets;
   for (int i = 0; i < 100; ++i) {
@@ -70,14 +70,14 @@ void liars() {
 void dies_unanswered() {
   NetworkOptions options;
   options.resume = std::chrono::seconds(10);
-  Place one(options);
+  Place self(options);
   Contact contact{random_id(), random_key(), "off", {}};
   std::vector<Fd> listeners;
   for (int i = 0; i < 2; ++i) {
     listeners.push_back(listen_tcp(Address::from_text("127.0.0.1:0"), 0, 0, 8));
     contact.addresses.push_back(local_address(listeners.back()));
   }
-  Wire& wire = one.network.reach(contact);
+  Wire& wire = self.network.reach(contact);
   wire.need();
   std::this_thread::sleep_for(std::chrono::milliseconds(300));  // it greets over one of two
   listeners.clear();
@@ -116,10 +116,10 @@ void keys_wear_out() {
   NetworkOptions options = by_secret("bees");
   options.tls_records = 200;
   options.places.addresses = {"127.0.0.1"};
-  Place one(options), other(options);
+  Place self(options), other(options);
   Counter counter, nobody;
-  Wire& there = other.network.reach(one.network.contact());
-  Wire& here = one.network.reach(other.network.contact());
+  Wire& there = other.network.reach(self.network.contact());
+  Wire& here = self.network.reach(other.network.contact());
   there.open(kChannel, &counter);
   here.open(kChannel, &nobody);
   std::set<unsigned> callers;
@@ -130,7 +130,7 @@ void keys_wear_out() {
       post(here, kChannel, ++posted, 3000);
     }
     here.flush();
-    for (const Place* place : {&one, &other}) {
+    for (const Place* place : {&self, &other}) {
       note_callers(place->network.contact().addresses[0].port(), callers);
     }
     std::this_thread::sleep_for(std::chrono::milliseconds(2));
@@ -144,9 +144,9 @@ void keys_wear_out() {
 
 // Nothing is known of the pair's key before TLS is through: so this is what its ends are told.
 void another_secret() {
-  Place one(by_secret("bees")), other(by_secret("wasps"));
-  Wire& wire = one.network.reach(other.network.contact());
-  other.network.reach(one.network.contact());
+  Place self(by_secret("bees")), other(by_secret("wasps"));
+  Wire& wire = self.network.reach(other.network.contact());
+  other.network.reach(self.network.contact());
   wire.need();
   const Deadline deadline(std::chrono::seconds(20));
   while (!wire.lost()) {
@@ -158,8 +158,8 @@ void another_secret() {
 }
 
 void one_is_off() {
-  Place one(by_secret("bees")), other;
-  for (const auto& [from, to] : {std::pair(&one, &other), std::pair(&other, &one)}) {
+  Place self(by_secret("bees")), other;
+  for (const auto& [from, to] : {std::pair(&self, &other), std::pair(&other, &self)}) {
     std::string said = "nothing";
     try {
       from->network.reach(to->network.contact());
@@ -193,10 +193,10 @@ class Gate final : public Receiver {
   std::atomic<bool> opened_{false};
 };
 
-// While one thread takes what comes from one peer, other threads read from another and write to it.
+// While one thread reads from one peer, other threads read from another and write to it.
 void side_by_side() {
   constexpr uint64_t kChannel = 7;
-  Place one, slow, quick;
+  Place self, slow, quick;
   Gate gate;
   Counter here, there;
   const auto join = [&](Place& from, Place& to, Receiver* receiver) -> Wire& {
@@ -204,16 +204,16 @@ void side_by_side() {
     wire.open(kChannel, receiver);
     return wire;
   };
-  join(one, slow, &gate);
-  Wire &to_quick = join(one, quick, &here), &from_slow = join(slow, one, &there),
-       &from_quick = join(quick, one, &there);
+  join(self, slow, &gate);
+  Wire &to_quick = join(self, quick, &here), &from_slow = join(slow, self, &there),
+       &from_quick = join(quick, self, &there);
   post(from_slow, kChannel, 1, 10);
   from_slow.flush();
   wait_until([&] { return gate.waiting == 1; }, [&] { return from_slow.condition(); });
   post(from_quick, kChannel, 1, 10);
   from_quick.flush();
   const auto driven = [&](const Counter& counter) {
-    one.network.progress();
+    self.network.progress();
     return counter.came == 1;
   };
   wait_until([&] { return driven(here); }, [] { return "one peer's frame waits for another's"; });
@@ -231,14 +231,14 @@ void many_drivers() {
   constexpr size_t kOthers = 6;
   NetworkOptions few;
   few.most_connections = 2;
-  Place one(few);
+  Place self(few);
   std::vector<std::unique_ptr<Place>> others;
   std::vector<Counter> here(kOthers), there(kOthers);
   std::vector<Wire*> out, back;
   for (size_t i = 0; i < kOthers; ++i) {
     others.push_back(std::make_unique<Place>(few));
-    out.push_back(&one.network.reach(others[i]->network.contact()));
-    back.push_back(&others[i]->network.reach(one.network.contact()));
+    out.push_back(&self.network.reach(others[i]->network.contact()));
+    back.push_back(&others[i]->network.reach(self.network.contact()));
     out[i]->open(kChannel, &here[i]);
     back[i]->open(kChannel, &there[i]);
   }
@@ -246,9 +246,9 @@ void many_drivers() {
   std::vector<std::jthread> threads;
   for (int i = 0; i < 3; ++i) {
     threads.emplace_back([&] {
-      one.network.begin_driving();
-      while (!stop) one.network.progress();
-      one.network.end_driving(false);
+      self.network.begin_driving();
+      while (!stop) self.network.progress();
+      self.network.end_driving(false);
     });
   }
   for (size_t i = 0; i < kOthers; ++i) {

@@ -1,4 +1,4 @@
-// A network whose peers become known late, sleep, and are forgotten: what many of them cost.
+// A network whose peers become known late, sleep, and are forgotten: the costs of many of them.
 #include <malloc.h>
 #include <poll.h>
 #include <sys/resource.h>
@@ -10,7 +10,7 @@ namespace {
 
 constexpr uint64_t kChannel = 7, kNobodys = 8;
 
-// A group's other ranks, and what comes of each.
+// A group's other ranks, and the frames from each.
 class Members final : public Directory {
  public:
   void add(const Contact& contact) {
@@ -19,8 +19,8 @@ class Members final : public Directory {
   }
   std::optional<Contact> contact_of(const ProcessId& id) override {
     ++asked;
-    const auto found = contacts_.find(id);
-    return found == contacts_.end() ? std::nullopt : std::optional(found->second);
+    const auto contact = contacts_.find(id);
+    return contact == contacts_.end() ? std::nullopt : std::optional(contact->second);
   }
   Receiver* receiver(const ProcessId& id, Wire& wire) override {
     if (!contacts_.contains(id)) return nullptr;
@@ -125,16 +125,16 @@ void of_no_group() {
   wait_until([&] { return two.there.from(two.here).came == 1; }, [&] { return wire.condition(); });
 }
 
-// Who knows the ids of a large group, and no key, makes no peers that stay.
+// A stranger that knows the ids of a large group, and no key, makes no peers that stay.
 void liars_by_many_names() {
   constexpr size_t kLiars = 300, kStrangers = 64;
-  Place one, honest;
+  Place self, honest;
   Members members;
-  const Contact& contact = one.network.contact();
+  const Contact& contact = self.network.contact();
   std::vector<Contact> names(kLiars, honest.network.contact());
   for (Contact& name : names) members.add((name.id = random_id(), name));
   members.add(honest.network.contact());
-  one.network.enter(kChannel, members);
+  self.network.enter(kChannel, members);
   Liar liar;
   std::vector<Fd> sockets;
   for (const Contact& name : names) {
@@ -146,15 +146,15 @@ void liars_by_many_names() {
   }
   const auto asked = [&] { return str(members.asked, " of ", kLiars, " were looked for"); };
   wait_until([&] { return members.asked == kLiars; }, asked);
-  const auto many = [&] { return str(one.network.counts().peers, " peers are kept"); };
-  require(one.network.counts().sockets <= kStrangers, many());
+  const auto many = [&] { return str(self.network.counts().peers, " peers are kept"); };
+  require(self.network.counts().sockets <= kStrangers, many());
   Wire& wire = honest.network.reach(contact);
   wire.need();
   wait_until([&] { return wire.condition() == "alive"; },
              [] { return "an honest one is kept out"; });
   sockets.clear();
-  wait_until([&] { return one.network.counts().peers == 1; }, many);
-  one.network.leave(kChannel);
+  wait_until([&] { return self.network.counts().peers == 1; }, many);
+  self.network.leave(kChannel);
 }
 
 // No group needs the peer any more: its connection goes, and all but a few bytes of it. What one
@@ -199,21 +199,21 @@ void few_connections(const std::string& tls) {
   options.secret = "bees";
   options.most_connections = kMost;
   options.flows = 1;
-  Member one(options);
+  Member self(options);
   std::vector<std::unique_ptr<Member>> others;
-  std::vector<const Member*> all{&one};
+  std::vector<const Member*> all{&self};
   for (size_t i = 0; i < kOthers; ++i) {
     others.push_back(std::make_unique<Member>(options));
     all.push_back(others.back().get());
   }
-  one.enter(kChannel, all);
+  self.enter(kChannel, all);
   for (auto& other : others) other->enter(kChannel, all);
   Random random(7);
   std::vector<std::array<uint64_t, 2>> posted(kOthers);
   for (int round = 0; round < 400; ++round) {
     const size_t i = random.below(kOthers);
     const bool back = random.below(2) == 0;
-    Wire& wire = back ? others[i]->reach(one) : one.reach(*others[i]);
+    Wire& wire = back ? others[i]->reach(self) : self.reach(*others[i]);
     for (uint64_t more = random.below(3); more < 3; ++more) {
       post(wire, kChannel, ++posted[i][back ? 1 : 0], 1 + random.below(kKeptPayload));
     }
@@ -221,7 +221,7 @@ void few_connections(const std::string& tls) {
     if (random.below(10) == 0) std::this_thread::sleep_for(std::chrono::milliseconds(40));
   }
   const auto came = [&](size_t i) {
-    const Counter &there = others[i]->from(one), &here = one.from(*others[i]);
+    const Counter &there = others[i]->from(self), &here = self.from(*others[i]);
     require(there.exact && here.exact, "frames came twice, changed, or in another order");
     return there.came == posted[i][0] && here.came == posted[i][1];
   };
@@ -234,74 +234,74 @@ void few_connections(const std::string& tls) {
     std::string text = "missing:";
     for (size_t i = 0; i < kOthers; ++i) {
       if (came(i)) continue;
-      Wire &there = one.reach(*others[i]), &back = others[i]->reach(one);
-      text += str(" ", i, ": ", others[i]->from(one).came.load(), " of ", posted[i][0], ", ",
-                  there.condition(), "; ", one.from(*others[i]).came.load(), " of ", posted[i][1],
+      Wire &there = self.reach(*others[i]), &back = others[i]->reach(self);
+      text += str(" ", i, ": ", others[i]->from(self).came.load(), " of ", posted[i][0], ", ",
+                  there.condition(), "; ", self.from(*others[i]).came.load(), " of ", posted[i][1],
                   ", ", back.condition());
     }
     return text;
   };
   wait_until(all_came, missing);
-  const auto few = [&] { return one.counts().sockets <= kMost; };
-  wait_until(few, [&] { return str(one.counts().sockets, " connections are open"); });
-  for (auto& other : others) require(!one.reach(*other).lost(), "a parked peer is lost");
-  Wire& dead = one.reach(*others[0]);
+  const auto few = [&] { return self.counts().sockets <= kMost; };
+  wait_until(few, [&] { return str(self.counts().sockets, " connections are open"); });
+  for (auto& other : others) require(!self.reach(*other).lost(), "a parked peer is lost");
+  Wire& dead = self.reach(*others[0]);
   others[0].reset();
-  const auto found = [&] {
+  const auto noticed = [&] {
     dead.need();
     return dead.lost();
   };
-  wait_until(found, [&] { return dead.condition(); });
-  for (size_t i = 1; i < kOthers; ++i) require(!one.reach(*others[i]).lost(), "another is lost");
+  wait_until(noticed, [&] { return dead.condition(); });
+  for (size_t i = 1; i < kOthers; ++i) require(!self.reach(*others[i]).lost(), "another is lost");
 }
 
 size_t allocated() { return ::mallinfo2().uordblks; }
 
-// What a peer costs that is never used, one that was used, and one that is forgotten.
+// Measures the cost of a peer that is never used, one that was used, and one that is forgotten.
 void costs() {
   constexpr size_t kMany = 10'000, kUsed = 20;
-  Member one;
+  Member self;
   std::vector<std::unique_ptr<Member>> others;
   std::vector<const Member*> all;
   for (size_t i = 0; i < kUsed; ++i) all.push_back(others.emplace_back(new Member).get());
-  one.enter(kChannel, all);
-  for (auto& other : others) other->enter(kChannel, {&one});
+  self.enter(kChannel, all);
+  for (auto& other : others) other->enter(kChannel, {&self});
   Contact contact = others[0]->contact();
   std::vector<Contact> contacts(kMany, contact);
-  for (Contact& each : contacts) one.members->add((each.id = random_id(), each));
+  for (Contact& peer : contacts) self.members->add((peer.id = random_id(), peer));
   std::vector<Wire*> wires;
   wires.reserve(kMany);
   size_t before = allocated();
-  for (const Contact& each : contacts) wires.push_back(&one.place.network.reach(each, kChannel));
+  for (const Contact& peer : contacts) wires.push_back(&self.place.network.reach(peer, kChannel));
   const size_t never = (allocated() - before) / kMany;
-  const auto asleep = [&] { return one.counts().awake == 0; };
-  wait_until(asleep, [&] { return str(one.counts().awake, " peers are awake"); });
+  const auto asleep = [&] { return self.counts().awake == 0; };
+  wait_until(asleep, [&] { return str(self.counts().awake, " peers are awake"); });
   rusage usage{}, later{};
   const Deadline second(std::chrono::seconds(1));
   ::getrusage(RUSAGE_SELF, &usage);
   std::this_thread::sleep_for(std::chrono::seconds(1));
   ::getrusage(RUSAGE_SELF, &later);
   const auto wakes = static_cast<double>(later.ru_nvcsw - usage.ru_nvcsw);
-  const double each = wakes / second.elapsed_seconds() / static_cast<double>(kUsed + 1);
+  const double wake_rate = wakes / second.elapsed_seconds() / static_cast<double>(kUsed + 1);
   before = allocated();
-  for (auto& other : others) send(one.reach(*other), kChannel, 1, 1);
+  for (auto& other : others) send(self.reach(*other), kChannel, 1, 1);
   const size_t used = (allocated() - before) / (2 * kUsed);
   for (auto& other : others) other->leave();
-  one.leave();
+  self.leave();
   const auto over = [&] {
-    bool all_over = one.counts().peers == 0;
+    bool all_over = self.counts().peers == 0;
     for (auto& other : others) all_over = all_over && other->counts().peers == 0;
     return all_over;
   };
-  wait_until(over, [&] { return str(one.counts().peers, " peers are left"); });
-  const size_t rest = one.counts().resting;
+  wait_until(over, [&] { return str(self.counts().peers, " peers are left"); });
+  const size_t rest = self.counts().resting;
   std::printf(
       "a peer that is never used: %zu bytes; used: %zu bytes; %zu of %zu rest; "
       "%.1f wake-ups a second of an idle network\n",
-      never, used, rest, kMany + kUsed, each);
+      never, used, rest, kMany + kUsed, wake_rate);
   require(never < 4096 && used < 16'384, "a peer costs more than it should");
   require(rest == kUsed, "peers rest that never were used");
-  require(each < 10, "an idle network wakes up");
+  require(wake_rate < 10, "an idle network wakes up");
 }
 
 }  // namespace

@@ -1,4 +1,4 @@
-// One rank of a simulated group: what it does, and whether it got what it asked for.
+// One rank of a simulated group, which checks its results.
 #pragma once
 
 #include "session_sim.h"
@@ -10,7 +10,7 @@ struct Totals {
            parked = 0, forgotten = 0, steps = 0;
 };
 
-// Writers that need no credit: what credits are for.
+// Writers that need no credit.
 class Spendthrift final : public Transport {
  public:
   Spendthrift(Rank rank, std::vector<ShmPeer> here, std::unique_ptr<RemoteRanks> remote_ranks,

@@ -191,7 +191,7 @@ class Simulation {
       case 2:
         return with.cut(flow, random_, now_);
       case 3:
-        for (int each = 0; each < flows_; ++each) with.cut(each, random_, now_);
+        for (int other = 0; other < flows_; ++other) with.cut(other, random_, now_);
         return;
       case 4:
         return with.corrupt(side, flow, random_);

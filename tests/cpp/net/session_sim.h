@@ -17,19 +17,19 @@
 
 namespace ringcomm::testing {
 
-// What a simulation runs with; the rules that a test may switch off.
+// The settings of a simulation, and the rules that a test may switch off.
 struct Setup {
   SessionRules session{.silence = std::chrono::seconds(5)};  // steps are few here
   bool reclaim_lent = true;  // lent memory is copied when an operation ends
   bool halves = true;        // operations alternate between the halves
   bool credits = true;       // writers wait until a slot has been read
   bool epochs = true;        // a group made anew has a channel of its own
-  bool numbers = true;       // what is left of a session that was forgotten
+  bool numbers = true;       // the numbers of a forgotten session are kept
   bool faults = true;
   int operations = 4;  // of each group and generation
 };
 
-// One direction of a connection: what the receiver has not read yet.
+// One direction of a connection: bytes that the receiver has not read yet.
 struct Pipe {
   std::deque<std::byte> bytes;
   bool cut = false;          // nothing more gets in; after the last byte the reader may see the end
@@ -53,12 +53,12 @@ class Channels final : public Receiver {
   void add(uint64_t channel, Receiver* receiver) { channels_[channel] = receiver; }
   void remove(uint64_t channel) { channels_.erase(channel); }
   std::byte* place(const Frame& frame) override {
-    const auto found = channels_.find(frame.channel);
-    return found == channels_.end() ? nullptr : found->second->place(frame);
+    const auto channel = channels_.find(frame.channel);
+    return channel == channels_.end() ? nullptr : channel->second->place(frame);
   }
   void deliver(const Frame& frame, std::span<const std::byte> payload) override {
-    const auto found = channels_.find(frame.channel);
-    if (found != channels_.end()) found->second->deliver(frame, payload);
+    const auto channel = channels_.find(frame.channel);
+    if (channel != channels_.end()) channel->second->deliver(frame, payload);
   }
 
  private:

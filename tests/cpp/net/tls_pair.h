@@ -21,7 +21,7 @@ inline ProcessConfig by_secret(const std::string& secret) {
   return config;
 }
 
-// Non-blocking: what one writes the other can read.
+// Makes a non-blocking pair: each can read the other's bytes.
 inline std::array<Fd, 2> connected_sockets() {
   int both[2];
   if (::socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, both) != 0) {
@@ -56,7 +56,7 @@ class TlsEnd {
       refusal = error.what();
     }
   }
-  // What this end has put on the wire.
+  // Takes the bytes that this end has put on the wire.
   std::string take_from_wire() {
     std::string all(1 << 20, '\0');
     const ssize_t bytes = ::recv(sockets_[1].get(), all.data(), all.size(), 0);

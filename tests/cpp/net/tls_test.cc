@@ -18,7 +18,7 @@
 namespace ringcomm::testing {
 namespace {
 
-// A kernel that seals what is sent, as far as OpenSSL can tell: it is given bytes in clear.
+// A kernel that seals bytes, as far as OpenSSL can tell: it is given them in clear.
 struct SealingKernel {
   std::set<int> sockets;
   std::string taken;

@@ -37,7 +37,7 @@ struct Packet {
 
 struct Path {
   Fd host, port;
-  Clock::time_point busy;  // until then the link sends what it has
+  Clock::time_point busy;  // until then the link sends its queue
   std::deque<Packet> under_way;
 };
 

@@ -49,7 +49,7 @@ inline WideDeath stop_one(const WideSetup& setup, bool forwards) {
     }
   };
   int know = 0;
-  world.looked = [&](Rank rank) {
+  world.after_drive = [&](Rank rank) {
     GroupState& state = world.member(rank).group->state();
     state.transport().pass_on();  // as the network's thread does when it hears of a failure
     const bool told = state.failed() || state.transport().first_failed();
@@ -74,14 +74,14 @@ inline WideDeath stop_one(const WideSetup& setup, bool forwards) {
       const PeerError error(victim,
                             str("Connection closed by rank ", victim, ": its process died"));
       world.member(rank).group->state().fail(std::make_exception_ptr(error));
-      world.look(rank);
+      world.check_peers(rank);
     });
   }
   for (WidePair* pair : world.member(victim).pairs) {
     if (!pair->used()) continue;
     const Rank peer = pair->ranks[at(1 - WideWorld::side(*pair, victim))];
     timeline.after(kRefused, [&world, pair, peer] { world.end(*pair, peer).gone = true; });
-    timeline.after(kRefused + soon(), [&world, peer] { world.look(peer); });
+    timeline.after(kRefused + soon(), [&world, peer] { world.check_peers(peer); });
   }
   const auto limit = died + std::chrono::seconds(3);
   while (know < setup.ranks - 1 && timeline.now() < limit && timeline.step()) {

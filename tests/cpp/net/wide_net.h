@@ -1,4 +1,4 @@
-// A network in virtual time: what happens next, and how long bytes take between hosts. A message of
+// A network in virtual time: the next events, and how long bytes take between hosts. A message of
 // m bytes arrives after alpha + m beta (Hockney), if nothing else is on the adapters of both hosts.
 #pragma once
 
@@ -9,7 +9,7 @@
 
 namespace ringcomm::testing {
 
-// What is to happen, in the order of its time, and among equal times in the order of the calls.
+// Future events, ordered by time, and at equal times by the order of the calls.
 class Timeline {
  public:
   Clock::time_point now() const { return now_; }
@@ -51,7 +51,7 @@ struct Adapter {
   Clock::time_point sends_until, receives_until;
 };
 
-// What all pairs of one network share.
+// The parts that all pairs of one network share.
 struct Fabric {
   Timeline timeline;
   Costs costs;
@@ -78,7 +78,7 @@ class WidePair final : public Pair {
   bool up() const { return ends[0].connections[0] && ends[1].connections[0]; }
   bool used() const { return ends[0].session.posted() > 0 || ends[1].session.posted() > 0; }
 
-  // Sends what this side has to send; connects it for that.
+  // Sends this side's bytes; connects it for that.
   void pump(int side) {
     if (!fabric_.open) return;
     const ForRank scope(ranks[at(side)]);
@@ -109,8 +109,8 @@ class WidePair final : public Pair {
     fabric_.timeline.after(2 * fabric_.alpha(), [this, life = life_] { shake(life); });
   }
 
-  // What is under way is lost, but for a part of the first bytes in one direction. One side sees
-  // that at once, and the other later.
+  // Cuts the connection: bytes under way are lost, except for a part of the first ones in one
+  // direction. One side sees that at once, and the other later.
   void cut(Random& random) {
     if (!up()) return;
     ++cuts;
@@ -135,7 +135,7 @@ class WidePair final : public Pair {
     part();
     pending[0] = nullptr;
     dead_ = true;
-    for (const int each : {0, 1}) detach(each, 0);
+    for (const int end : {0, 1}) detach(end, 0);
     ends[at(side)].flushed = nullptr;
   }
 

@@ -19,13 +19,13 @@ using enum Collective;
 constexpr std::array kCalls = {kAllReduce, kReduceScatter, kAllGather, kBroadcast, kBarrier};
 
 Collective collective_called(const std::string& name) {
-  for (const Collective each : kCalls) {
-    if (name == to_string(each)) return each;
+  for (const Collective call : kCalls) {
+    if (name == to_string(call)) return call;
   }
   throw Failure(str("no collective '", name, "' here"));
 }
 
-// What a rank uses, of all ranks the most and the median.
+// Figures of all ranks, for a text with the largest and the median.
 struct Uses {
   std::vector<uint64_t> values;
   std::string text(const char* name) {
@@ -133,8 +133,8 @@ std::vector<Check> all_checks() {
   return {{"collectives",
            [] {
              for (const int local : {1, 8}) {
-               for (const Collective each : kCalls) {
-                 print_measured({.ranks = 64, .local = local}, each, 1024);
+               for (const Collective call : kCalls) {
+                 print_measured({.ranks = 64, .local = local}, call, 1024);
                }
              }
              print_measured({.ranks = 256}, kAllReduce, 64 << 10);
@@ -167,10 +167,10 @@ int run(int argc, char** argv) {
     for (const int ranks : {2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096}) {
       for (const int local : {1, 8}) {
         if (ranks <= local) continue;
-        for (const Collective each : kCalls) {
+        for (const Collective call : kCalls) {
           for (const uint64_t bytes : {8, 1 << 10, 64 << 10}) {
-            if (each != kBarrier || bytes == 8)
-              print_measured({.ranks = ranks, .local = local}, each, bytes);
+            if (call != kBarrier || bytes == 8)
+              print_measured({.ranks = ranks, .local = local}, call, bytes);
           }
         }
       }

@@ -79,7 +79,7 @@ void WideWorld::make_pairs() {
                                    &adapters_[at(host_of_[at(peer)])]};
       auto pair = std::make_unique<WidePair>(fabric_, std::array{rank, peer}, adapters);
       shared_bytes_ = static_cast<uint64_t>(heap_of(-1).now - before);
-      for (const Rank each : {rank, peer}) members_[at(each)].pairs.push_back(pair.get());
+      for (const Rank owner : {rank, peer}) members_[at(owner)].pairs.push_back(pair.get());
       pairs_.push_back(std::move(pair));
     }
   }
@@ -158,7 +158,7 @@ double WideWorld::run(const WideCall& call) {
   begin(call);
   while (!over()) require(timeline().step(), "stuck: ", pending_, " ranks wait");
   auto last = began;
-  for (const Member& each : members_) last = std::max(last, each.ended);
+  for (const Member& self : members_) last = std::max(last, self.ended);
   check(call);
   for (const auto& pair : pairs_) {  // as the network does now and then: acknowledges the last
     for (const int side : {0, 1}) {
@@ -210,10 +210,10 @@ void WideWorld::drive(Rank rank) {
   const ForRank scope(rank);
   while (self.group->progress().drive()) {
   }
-  if (looked) looked(rank);
+  if (after_drive) after_drive(rank);
 }
 
-void WideWorld::look(Rank rank) {
+void WideWorld::check_peers(Rank rank) {
   const ForRank scope(rank);
   member(rank).group->state().check();
   drive(rank);
@@ -234,7 +234,7 @@ void WideWorld::check(const WideCall& call) {
               " B, rank ", rank, ": element ", i, " is ", self.output[i], ", not ", want[i]);
     }
     require(self.input == call.input(rank), "the input was changed");
-    // The memory is the caller's again: what still reads it reads this.
+    // The memory is the caller's again: a late reader would read this.
     std::ranges::fill(self.input, -77777);
     std::ranges::fill(self.output, -77777);
   }

@@ -22,7 +22,7 @@ struct WideSetup {
   std::optional<Algorithm> algorithm{};
 };
 
-// A collective on all ranks, what they give and what they must get.
+// A collective on all ranks, with their inputs and the right results.
 class WideCall {
  public:
   // `bytes`: of the whole message, all shards together. They are rounded up to whole elements.
@@ -33,9 +33,9 @@ class WideCall {
     call_.salt = setup.seed;
     const auto ranks = static_cast<uint64_t>(size_);
     const uint64_t count = std::max<uint64_t>(bytes / 4, 1);
-    const uint64_t each = sharded(collective) ? (count + ranks - 1) / ranks : 0;
-    call_.shards.assign(ranks, each);
-    call_.count = sharded(collective) ? each * ranks : count;
+    const uint64_t shard = sharded(collective) ? (count + ranks - 1) / ranks : 0;
+    call_.shards.assign(ranks, shard);
+    call_.count = sharded(collective) ? shard * ranks : count;
     if (collective == Collective::kBarrier) call_.count = 0;
     if (collective == Collective::kAllGather) {
       for (Rank rank = 0; rank < size_; ++rank) add(input(rank));
@@ -60,8 +60,8 @@ class WideCall {
   }
   std::span<const int32_t> expected(Rank rank) const {
     if (call_.collective != Collective::kReduceScatter) return result_;
-    const uint64_t each = call_.shards[0];
-    return std::span(result_).subspan(static_cast<uint64_t>(rank) * each, each);
+    const uint64_t shard = call_.shards[0];
+    return std::span(result_).subspan(static_cast<uint64_t>(rank) * shard, shard);
   }
   Operation operation(std::vector<int32_t>& input, std::vector<int32_t>& output) const {
     const auto span = [](std::vector<int32_t>& side) {
@@ -151,12 +151,12 @@ class WideWorld {
   bool over() const { return pending_ == 0; }
   // Something has come for that rank: soon it looks.
   void wake(Rank rank);
-  std::function<void(Rank)> looked;  // a rank has: its group may have failed
-  bool deaf = false;                 // nobody looks at what comes
+  std::function<void(Rank)> after_drive;  // a rank has: its group may have failed
+  bool deaf = false;                      // no rank reads its messages
   // The process of that rank ends.
   void stop(Rank rank);
   // That rank looks at its peers, as a waiting one does now and then.
-  void look(Rank rank);
+  void check_peers(Rank rank);
 
  private:
   void find_pairs(const WideCall& call);

@@ -34,7 +34,7 @@ class Group {
     sample.taken += taken;
     return taken;
   }
-  // Every kind has its share, whatever the seed.
+  // Every kind has its share, by every seed.
   void expect_all_kinds() const {
     for (const auto& [kind, sample] : samples_) {
       if (sample.taken == 0) throw Failure("no case was taken of " + kind);
@@ -185,11 +185,11 @@ inline Shape shape_of(const Case& c) {
   shape.site = c.site;
   shape.order = some_order(c.size, c.order);
   if (c.rings) shape.costs.alpha = shape.near.alpha = 1e-12;
-  const std::vector<uint64_t> each(static_cast<size_t>(c.size), c.elements * c.element);
+  const std::vector<uint64_t> shards(static_cast<size_t>(c.size), c.elements * c.element);
   if (c.planner.sharded())
-    shape.shards = each;
+    shape.shards = shards;
   else if (c.planner.collective == Collective::kAllToAll)
-    shape.send = shape.recv = each;
+    shape.send = shape.recv = shards;
   else if (c.planner.collective != Collective::kBarrier)
     shape.bytes = c.elements * c.element;
   return shape;

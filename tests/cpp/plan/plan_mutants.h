@@ -113,7 +113,7 @@ inline void wrong_plans(Group& group) {
   group.reject({around, hasty, around}, "no roll call", "may still be", false);
 }
 
-// Drops each signal with the wait that it meets: what remains must be wrong in some sequence, or
+// Drops each signal with the wait that it meets: the rest must be wrong in some sequence, or
 // the pair would be more than is needed.
 struct Score {
   uint64_t caught = 0, survived = 0;
@@ -148,18 +148,18 @@ inline void mutations(Group& group) {
     Score score;
     for (int size = 2; size <= (group.long_mode() ? 8 : 6); ++size) {
       const uint64_t n = static_cast<uint64_t>(size), segment = tiny(size).segment_bytes;
-      for (const uint64_t each : {1u, 2u, 3u, 4u, 5u, 7u, 10u, 12u, 18u}) {
+      for (const uint64_t shard : {1u, 2u, 3u, 4u, 5u, 7u, 10u, 12u, 18u}) {
         const Rank root = planner.rooted() ? size / 2 : 0;
         for (const uint64_t slots : {2u, 4u, 8u}) {
           // Where a rank has no elements in the last segment or pass, its signal announces nothing:
           // with fewer elements than ranks, with cuts at cache lines, which are less even, or with
           // half a pass of several segments.
-          const uint64_t count = (planner.sharded() ? each : each * n) * slots / 2;
+          const uint64_t count = (planner.sharded() ? shard : shard * n) * slots / 2;
           const uint64_t rest = count % segment;
           if (rest > 0 && rest < n && !planner.sharded()) continue;
           if (planner.algorithm == Algorithm::kHierarchical && count >= 128) continue;
-          if (slots > 2 && each % 2 != 0 && each > 2) continue;
-          if (slots > 2 && (group.long_mode() ? size + each > 10 : size + each != 8)) continue;
+          if (slots > 2 && shard % 2 != 0 && shard > 2) continue;
+          if (slots > 2 && (group.long_mode() ? size + shard > 10 : size + shard != 8)) continue;
           mutate(group, {planner, size, count, root, false, 1, 0, slots}, score);
         }
       }

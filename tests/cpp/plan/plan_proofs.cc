@@ -111,7 +111,7 @@ void segments_that_change(Group& group) {
   }
 }
 
-// [a, b, a]: what one size leaves must not meet what another does.
+// [a, b, a]: leftovers of one size must not meet the work of another.
 void sequences_of_sizes(Group& group) {
   for (const Planner& planner : all_planners()) {
     for (int size = 2; size <= (group.long_mode() ? 8 : 5); ++size) {

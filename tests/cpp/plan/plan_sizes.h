@@ -34,7 +34,7 @@ inline Shape large(const Planner& planner, int size, bool even, std::mt19937_64&
   return shape;
 }
 
-// Prints what plans take, and how long it takes to make them: the quickest of three.
+// Prints the size of plans, and how long it takes to make them: the quickest of three.
 inline void sizes_of_plans(Group& group) {
   std::mt19937_64 random(3);
   for (const Planner& planner : all_planners()) {
@@ -102,7 +102,7 @@ inline void many_slots(Group& group) {
   }
 }
 
-// What sharded training repeats: parameters gathered, gradients scattered, layer after layer.
+// Sharded training repeats these: parameters gathered, gradients scattered, layer after layer.
 inline void pairs_in_the_cache(Group& group) {
   std::mt19937_64 random(4);
   for (const Algorithm algorithm : {Algorithm::kDirect, Algorithm::kRing, Algorithm::kBruck}) {
@@ -128,7 +128,7 @@ inline void pairs_in_the_cache(Group& group) {
       }
     }
   }
-  // Whatever they take, two that take turns stay.
+  // Two that take turns stay, however large they are.
   PlanCache none(0, 1);
   const Planner gather{Collective::kAllGather, Algorithm::kRing};
   const Planner scatter{Collective::kReduceScatter, Algorithm::kRing};

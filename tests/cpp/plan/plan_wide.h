@@ -71,8 +71,8 @@ inline void wide_shards(Group& group) {
   }
 }
 
-inline Shape alike(const Planner& planner, int size, uint64_t each) {
-  Case c = wide_case(planner, size, each);
+inline Shape alike(const Planner& planner, int size, uint64_t shard) {
+  Case c = wide_case(planner, size, shard);
   if (!planner.sharded()) c.elements *= static_cast<uint64_t>(size);
   Shape shape = shape_of(c);
   if (!is_bruck(planner)) return shape;
@@ -81,28 +81,28 @@ inline Shape alike(const Planner& planner, int size, uint64_t each) {
 }
 
 inline std::vector<Planner> alike_planners() {
-  std::vector<Planner> found;
+  std::vector<Planner> planners;
   for (const Planner& planner : all_planners()) {
     const bool ring = planner.algorithm == Algorithm::kRing && !planner.rooted();
     const bool flat = ring || is_bruck(planner);
-    if (flat || planner.algorithm == Algorithm::kDissemination) found.push_back(planner);
+    if (flat || planner.algorithm == Algorithm::kDissemination) planners.push_back(planner);
   }
-  return found;
+  return planners;
 }
 
 // Three times in a row: short shards, and such as go round in passes.
 inline void wide_and_alike(Group& group) {
   for (const Planner& planner : alike_planners()) {
     for (const int size : {2, 3, 7, 16, 63, 64, 255, 256, 1000, 1024, 4095, 4096}) {
-      for (const uint64_t each : {uint64_t{0}, uint64_t{1}, uint64_t{2}, uint64_t{9}}) {
+      for (const uint64_t shard : {uint64_t{0}, uint64_t{1}, uint64_t{2}, uint64_t{9}}) {
         const bool large = size > 1024;
         if (!group.takes(planner.name() + (large ? ", large" : ""), 8)) continue;
         for (const bool in_place : {false, true}) {
-          const Shape shape = alike(planner, size, each);
+          const Shape shape = alike(planner, size, shard);
           const std::string violation = verify_turned(
               {shape, shape, shape}, planner.algorithm,
               {.in_place = in_place, .alike = !in_place && (size <= 1024 || group.long_mode())});
-          group.expect(violation.empty(), str(planner.name(), ", ", size, " ranks, ", each,
+          group.expect(violation.empty(), str(planner.name(), ", ", size, " ranks, ", shard,
                                               " elements each: ", violation));
         }
       }
@@ -162,8 +162,8 @@ inline size_t peers_of(const Plan& plan, int local) {
   return peers.size();
 }
 
-// What the table chooses: its plans are short, soon made, talk to few ranks of other hosts, and a
-// pair that sharded training repeats stays in the cache.
+// The plans that the table chooses are short, soon made, and talk to few ranks of other hosts, and
+// a pair that sharded training repeats stays in the cache.
 inline void wide_sizes(Group& group) {
   const auto each_collective = [](auto act) {
     for (int c = 0; c < kCollectives; ++c) act(static_cast<Collective>(c));
@@ -180,9 +180,9 @@ inline void wide_sizes(Group& group) {
         std::string algorithms;
         for (const uint64_t bytes : {64u, 1u << 10, 64u << 10, 1u << 20, 64u << 20}) {
           const uint64_t n = static_cast<uint64_t>(size);
-          const uint64_t each = std::max<uint64_t>(bytes / n / 4, 1);
+          const uint64_t shard = std::max<uint64_t>(bytes / n / 4, 1);
           Shape shape = shape_of(
-              {planner, size, planner.sharded() || to_all ? each : bytes / 4, 0, false, 4, local});
+              {planner, size, planner.sharded() || to_all ? shard : bytes / 4, 0, false, 4, local});
           shape.geometry = Geometry::across_hosts(size, 0, local);
           const Algorithm chosen = select(shape, false);
           if (algorithms.find(to_string(chosen)) == std::string::npos) {

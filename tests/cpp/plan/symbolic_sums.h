@@ -21,15 +21,15 @@ class Sums {
   };
 
   uint32_t of(const std::vector<Part>& parts) {
-    const auto [found, made] = known_.emplace(parts, static_cast<uint32_t>(sums_.size()));
+    const auto [entry, made] = known_.emplace(parts, static_cast<uint32_t>(sums_.size()));
     if (made) sums_.push_back(parts);
-    return found->second;
+    return entry->second;
   }
 
   // Is every rank in it, and once? `size` is their number.
   bool has_all_once(uint32_t sum, int size) {
-    const auto [found, made] = complete_.emplace(sum, false);
-    if (!made) return found->second;
+    const auto [entry, made] = complete_.emplace(sum, false);
+    if (!made) return entry->second;
     std::vector<int> seen(static_cast<size_t>(size), 0);
     std::vector<Part> left = {{sum, 0}};
     int leaves = 0;
@@ -45,8 +45,8 @@ class Sums {
         left.push_back({inner.sum, (inner.turn + part.turn) % size});
       }
     }
-    found->second = left.empty() && std::ranges::count(seen, 1) == size;
-    return found->second;
+    entry->second = left.empty() && std::ranges::count(seen, 1) == size;
+    return entry->second;
   }
 
  private:
@@ -55,7 +55,7 @@ class Sums {
   std::map<uint32_t, bool> complete_;
 };
 
-// What a granule of memory holds. Ranks and shards are counted from the owner of the memory.
+// The content of a granule of memory. Ranks and shards are counted from the owner of the memory.
 struct Content {
   size_t operation = 0;  // from 1 on; 0: nothing was written here
   uint32_t sum = 0;

@@ -196,7 +196,7 @@ class Machine {
     cell.reads.emplace_back(reader, now_[0]);
   }
 
-  // Of rank 0's own memory: an area, and bytes in it. User memory is of one operation.
+  // Returns the key of bytes in rank 0's own memory. User memory belongs to one operation.
   uint64_t user_key(Space space, uint64_t offset) const {
     const uint64_t shard = shard_bytes_of(operation_);
     const bool input = space == Space::kInput, whole = is_whole(shape().collective, space);
@@ -212,9 +212,9 @@ class Machine {
     return ((turn * 5 + area) << 13 | from) << 40 | offset;
   }
   uint64_t shard_bytes_of(size_t operation) const {
-    const Shape& one = shapes_[operation];
-    if (one.collective == Collective::kBarrier) return 0;
-    return one.shards.empty() ? one.bytes / static_cast<uint64_t>(size_) : one.shard(0);
+    const Shape& asked = shapes_[operation];
+    if (asked.collective == Collective::kBarrier) return 0;
+    return asked.shards.empty() ? asked.bytes / static_cast<uint64_t>(size_) : asked.shard(0);
   }
 
   Place place(const Ref& ref, uint64_t done) const {
@@ -266,11 +266,11 @@ class Machine {
   }
 
   Content read(const Place& place) {
-    const auto found = cells_.find(place.key);
-    if (found == cells_.end() || found->second.content.operation == 0) {
+    const auto entry = cells_.find(place.key);
+    if (entry == cells_.end() || entry->second.content.operation == 0) {
       throw Violation("reads what nobody has written");
     }
-    Cell& cell = found->second;
+    Cell& cell = entry->second;
     if (cell.content.operation != operation_ + 1) throw Violation("reads an earlier operation's");
     if (cell.written > now_[index(wrap(place.owner + cell.writer))]) {
       throw Violation("reads what a rank may still be writing");
@@ -330,12 +330,12 @@ class Machine {
   Content sum_of(const std::vector<Content>& from, bool final) {
     Content sum = from.front();
     std::vector<Sums::Part> parts;
-    for (const Content& one : from) {
-      if (one.final) throw Violation("reduces what was final already");
-      if (one.shard != sum.shard || one.within != sum.within) {
+    for (const Content& content : from) {
+      if (content.final) throw Violation("reduces what was final already");
+      if (content.shard != sum.shard || content.within != sum.within) {
         throw Violation("reduces different elements");
       }
-      parts.push_back({one.sum, wrap(one.turn - sum.turn)});
+      parts.push_back({content.sum, wrap(content.turn - sum.turn)});
     }
     if (parts.size() > 1) sum.sum = sums_.of(parts);
     sum.final = final;
@@ -349,15 +349,16 @@ class Machine {
     const bool whole = whole_output(collective);
     std::optional<std::pair<uint32_t, int>> order;
     for (uint64_t at = 0; at < shard * (whole ? index(size_) : 1); at += shape().element) {
-      const Content& found = cells_[user_key(Space::kOutput, at)].content;
+      const Content& content = cells_[user_key(Space::kOutput, at)].content;
       const int part = static_cast<int>(at / shard);
-      Content wanted{operation_ + 1, found.sum, found.turn, part, at % shard, reduces(collective)};
+      Content wanted{operation_ + 1, content.sum, content.turn,
+                     part,           at % shard,  reduces(collective)};
       if (collective == Collective::kAllGather)
         wanted = {operation_ + 1, 0, part, 0, at % shard, false};
-      if (found != wanted) throw Violation(str("the output is wrong at byte ", at));
+      if (content != wanted) throw Violation(str("the output is wrong at byte ", at));
       if (!reduces(collective)) continue;
-      if (!sums_.has_all_once(found.sum, size_)) throw Violation("lacks or repeats a rank");
-      const std::pair seen{found.sum, wrap(found.turn - part)};
+      if (!sums_.has_all_once(content.sum, size_)) throw Violation("lacks or repeats a rank");
+      const std::pair seen{content.sum, wrap(content.turn - part)};
       if (order.value_or(seen) != seen) throw Violation("shards are added up in different orders");
       order = seen;
     }

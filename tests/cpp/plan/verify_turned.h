@@ -3,7 +3,7 @@
 // rank d before it, with that rank's clock, turned. So a ring of 4,096 ranks takes as long as one
 // rank.
 //
-// Checked is what verify.h lists, for shards of equal length, with two differences. Contributions
+// Checks all that verify.h lists, for shards of equal length, with two differences. Contributions
 // are kept as expressions over the ranks, so exactly once is looked at and not a sum. A rank of an
 // all_reduce adds up a shard in the order in which every other rank does, seen from the shard.
 #pragma once

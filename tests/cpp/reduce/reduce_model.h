@@ -22,7 +22,7 @@ namespace ringcomm::model {
 
 using Bytes = std::vector<std::byte>;
 
-// Model of a type: what memory holds, what is accumulated, and the way between.
+// Model of a type: its form in memory, its accumulator, and the way between.
 template <class T>
 struct Plain {
   using Stored = T;

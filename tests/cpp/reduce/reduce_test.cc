@@ -205,9 +205,9 @@ void scale_multiplies_in_the_accumulator() {
 
 void half_sums_round_once() {
   // 2048 + 1 + 1: each step rounded to fp16 would stay at 2048.
-  const uint16_t big = 0x6800, one = 0x3c00;
-  const auto* at_one = reinterpret_cast<const std::byte*>(&one);
-  const std::byte* srcs[] = {reinterpret_cast<const std::byte*>(&big), at_one, at_one};
+  const uint16_t big = 0x6800, unit = 0x3c00;
+  const auto* at_unit = reinterpret_cast<const std::byte*>(&unit);
+  const std::byte* srcs[] = {reinterpret_cast<const std::byte*>(&big), at_unit, at_unit};
   for_each_instruction_set([&] {
     uint16_t sum = 0;
     std::byte* dst = reinterpret_cast<std::byte*>(&sum);

@@ -33,7 +33,7 @@ class Fibers {
     ::makecontext(&fiber.context, &Fibers::enter, 0);
     wake(fiber, when);
   }
-  // Of the fiber that calls it.
+  // Puts the calling fiber to sleep.
   void sleep_until(Clock::time_point when) {
     Fiber& self = *current_;
     wake(self, when);

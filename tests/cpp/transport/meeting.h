@@ -12,7 +12,7 @@ namespace ringcomm::testing {
 
 inline const SegmentLayout kLayout{0, 64 << 10, 0, 4 << 10};
 
-// What a process has one of, for all its groups.
+// The part of a process that all its groups share.
 struct Process {
   Neighbours neighbours;
 };

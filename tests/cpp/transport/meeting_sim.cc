@@ -97,7 +97,7 @@ void require_named(const MeetingSetup& setup) {
 
 // Lives of one store, at random. In the first ones all ranks that come are killed, at any moment.
 // In the last one some are killed, too, before the last rank comes, and others come in their place.
-// All that live in the end meet, and nobody else.
+// All ranks that live in the end meet, and no others.
 void restarted(uint64_t seed) {
   Random random(seed);
   MeetingSetup setup{.ranks = 2 + static_cast<int>(random.below(6)), .local = 2};

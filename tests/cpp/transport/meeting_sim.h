@@ -1,4 +1,4 @@
-// Ranks that meet through a store, in virtual time: what they ask it, and how long that takes.
+// Ranks that meet through a store, in virtual time: their requests to it, and how long those take.
 #pragma once
 
 #include <map>
@@ -108,7 +108,8 @@ class VirtualStore final : public Store {
   VirtualServer& server_;
 };
 
-// What one rank says and hears, as transport/rendezvous.cc has it. Sockets and memory take no time.
+// One rank of a meeting, which talks as transport/rendezvous.cc does. Sockets and memory take no
+// time.
 class VirtualRank {
  public:
   VirtualRank(VirtualServer& server, Rank rank, const MeetingSetup& setup)
@@ -118,7 +119,7 @@ class VirtualRank {
     options_.name = "default";
     options_.members = setup.members;
     options_.warn = [this](const std::string& text) { warning += text; };
-    for (Rank each = 0; each < setup.ranks; ++each) all_.push_back(each);
+    for (Rank peer = 0; peer < setup.ranks; ++peer) all_.push_back(peer);
   }
 
   void meet() {

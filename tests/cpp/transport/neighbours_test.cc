@@ -279,7 +279,7 @@ void once_more(Rank late, bool retries_first) {
   });
 }
 
-// The words between ranks are the same whatever the program does with its numbers.
+// The words between ranks are the same in every locale of the program.
 void any_locale() {
   struct Groups : std::numpunct<char> {
     char do_thousands_sep() const override { return ' '; }

@@ -105,9 +105,10 @@ Operation sum_of(std::vector<int32_t>& data) {
 
 // Asynchronous all_reduces of two groups, driven by the worker, waited for in reverse.
 void asynchronous(int size, uint64_t seed) {
-  World one(size, tiny(size)), two(size, tiny(size));
+  World first_world(size, tiny(size)), second_world(size, tiny(size));
   run_threads(size, [&](Rank rank) {
-    const auto first = one.join<Transport>(rank), second = two.join<Transport>(rank);
+    const auto first = first_world.join<Transport>(rank),
+               second = second_world.join<Transport>(rank);
     Random shared(seed);
     for (int round = 0; round < 10; ++round) {
       std::vector<std::vector<int32_t>> data(16);
@@ -195,7 +196,7 @@ void blocking_callbacks(int size, uint64_t seed) {
 }
 
 // The same across groups of which some are idle and some wait: the worker's list of them changes
-// while one of them calls out. What a callback waits for has a group of its own: the order of
+// while one of them calls out. A callback waits for an operation of another group: the order of
 // operations in a group is the same everywhere.
 void callbacks_across_groups(int size, uint64_t seed) {
   constexpr size_t kOuter = 4;
@@ -209,7 +210,7 @@ void callbacks_across_groups(int size, uint64_t seed) {
     Random shared(seed);
     for (int round = 0; round < 40; ++round) {
       std::vector<std::vector<int32_t>> data(groups.size());
-      for (auto& each : data) each.assign(1 + shared.below(2000), 1);
+      for (auto& numbers : data) numbers.assign(1 + shared.below(2000), 1);
       std::vector<std::promise<void>> over(kOuter);
       for (size_t at = 0; at < kOuter; ++at) {
         groups[at]->host().submit(sum_of(data[at]), [&, at](const std::exception_ptr&) {
@@ -222,8 +223,8 @@ void callbacks_across_groups(int size, uint64_t seed) {
           over[at].set_value();
         });
       }
-      for (auto& each : over) each.get_future().wait();
-      for (const auto& each : data) require(each[0] == size, "round ", round);
+      for (auto& promise : over) promise.get_future().wait();
+      for (const auto& numbers : data) require(numbers[0] == size, "round ", round);
     }
     for (const auto& group : groups) leave(*group);
   });
@@ -260,7 +261,7 @@ void callbacks_across_messages(int size) {
   });
 }
 
-// What belongs together stays together, whatever else is asked for meanwhile.
+// Two operations that belong together stay together, whatever else is asked for meanwhile.
 void continuations(int size, uint64_t seed) {
   World world(size, tiny(size));
   run_threads(size, [&](Rank rank) {

@@ -73,7 +73,7 @@ void streams(Store& store, Rank rank, int size) {
   }
 }
 
-// What a rank says of itself is what its peers see.
+// Peers see a rank's words about itself.
 void board(Store& store, Rank rank, int size) {
   End end(store, rank, size);
   Transport& t = *end.transport;

@@ -12,6 +12,10 @@ from ringcomm.tools.plan.draw import frames, page
 from ringcomm.tools.plan.draw.story import story_of
 
 PER_RANK = 1024  # bytes of a shard, unless told otherwise: every algorithm sends it in one piece
+EXAMPLES = (
+    "ringcomm plan draw all_reduce --algorithm ring",
+    "ringcomm plan draw all_reduce --algorithm ring --html ring.html",
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -26,6 +26,7 @@ HEAD = """{what} on {topology}, found by search.
 By simulation {bytes} bytes take {found}, by the library's ring {ring}, and at least {least} by any
 plan. Register it for this group, on this network: docs/search.md.
 """
+EXAMPLES = ("ringcomm plan search all_gather --topology hosts:2x4 --output found.py",)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -21,6 +21,10 @@ from ringcomm.tools.plan.simulate.path import Part, critical_path, hops, message
 from ringcomm.tools.plan.simulate.topology import Topology
 
 SHOWN_LINKS = 8
+EXAMPLES = (
+    "ringcomm plan simulate all_reduce --ranks 2..64 --size 1K,1M",
+    "ringcomm plan simulate all_reduce --topology fat-tree:4:4 --ranks 16 --svg times.svg",
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -40,6 +40,11 @@ class Crossing(NamedTuple):
     after: str
 
 
+def fastest(times: Times, size: int) -> str:
+    """Return the fastest algorithm of those that have the size; of equal ones the first by name."""
+    return min((some[size], name) for name, some in times.items() if size in some)[1]
+
+
 class Panel(NamedTuple):
     """One number of ranks."""
 
@@ -48,8 +53,7 @@ class Panel(NamedTuple):
     bounds: dict[int, float]  # seconds, by bytes
 
     def fastest(self, size: int) -> str:
-        """Return the fastest algorithm; of equal ones the first by name."""
-        return min((some[size], name) for name, some in self.times.items() if size in some)[1]
+        return fastest(self.times, size)
 
 
 def named(algorithms: Sequence[Asked]) -> dict[str, Asked]:
