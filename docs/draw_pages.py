@@ -138,7 +138,7 @@ def hang(folder: Path, to: Path) -> None:
         at += pause
         css = "typed" if line.startswith("$") else "answer" if line in answer[:-5] else "line"
         text = svg.text(LEFT, 28 + ROW * number, line, css).replace(
-            "<text ", f'<text style="animation-name: at{number}" ', 1
+            "<text ", f'<text xml:space="preserve" style="animation-name: at{number}" ', 1
         )
         begin = 100 * at / SHOWN
         parts.append(

@@ -47,7 +47,7 @@ def test_sizes_are_parsed(module: Any, text: str, size: int) -> None:
     assert report.size(report.show_size(size)) == size
 
 
-@pytest.mark.parametrize("text", ["", "0", "-8", "8Q", "1.5K", "K"])
+@pytest.mark.parametrize("text", ["", "0", "-8", "8Q", "1.5B", "K"])
 def test_what_is_no_size_is_refused(module: Any, text: str) -> None:
     with pytest.raises(argparse.ArgumentTypeError, match="is not a size"):
         module("lab.report").size(text)
