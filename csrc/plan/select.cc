@@ -199,7 +199,7 @@ std::string selection_reason(const Shape& shape, bool mapped) {
 
 std::vector<SelectionRow> selection(int size, const Reach& reach) {
   Shape shape;
-  static_cast<Levels&>(shape) = reach;
+  static_cast<Levels&>(shape) = static_cast<const Levels&>(reach);
   shape.size = size;
   shape.geometry = Geometry::across_hosts(size);
   const int hosts = size / shape.local;
