@@ -4,6 +4,7 @@
 
 namespace ringcomm {
 
+constexpr double kToAnswer = 0.1, kToCome = 1.0;  // seconds
 constexpr int kRepeatEvery = 5;  // calls of the wire for news, of which there are five in a second
 
 // ---- in shared memory
@@ -79,6 +80,11 @@ Link::Fate RemoteLink::fate() {
   return suspected_ ? Fate::kSuspected : Fate::kAlive;
 }
 
+bool RemoteLink::answers() {
+  answered_ = answered_ || wire_.undelivered() == 0;  // it has the slip
+  return answered_;
+}
+
 // ---- to all ranks
 
 Links::Links(Neighbours& neighbours, const std::string& run)
@@ -138,16 +144,19 @@ void Links::hear(Decree& decree) {
   decree.bury(dead, now);
 }
 
-void Links::give_up(const Decree& decree, bool all) {
-  Members given_up;
-  if (all) given_up.set();
+void Links::give_up(const Decree& decree, bool all, double waited) {
+  Members others_did;
   for (int rank = 0; rank < decree.size(); ++rank) {
     const Slip& slip = decree.heard(rank);
-    if (slip.state == Slip::State::kMeeting) given_up |= slip.gone;
+    if (slip.state == Slip::State::kMeeting) others_did |= slip.gone;
   }
-  given_up &= decree.awaited();
+  const Members awaited = decree.awaited();
   for (size_t rank = 0; rank < links_.size(); ++rank) {
-    if (given_up.test(rank) && links_[rank]) links_[rank]->give_up();
+    if (!awaited.test(rank) || !links_[rank]) continue;
+    Link& link = *links_[rank];
+    const bool follows =
+        others_did.test(rank) && (waited >= kToCome || (waited >= kToAnswer && !link.answers()));
+    if (all || follows) link.give_up();
   }
 }
 

@@ -43,6 +43,8 @@ class Link {
   // and is read once more.
   virtual void begin() = 0;
   virtual Fate fate() = 0;
+  // Tells whether this end knows that the other one has been reached in this epoch.
+  virtual bool answers() = 0;
   // Suspects the other one in this epoch: it lives and does not come.
   virtual void give_up() = 0;
   virtual std::string condition() = 0;  // for people
@@ -66,6 +68,7 @@ class LocalLink final : public Link {
     if (neighbour_->lost()) return Fate::kDead;
     return given_up_ ? Fate::kSuspected : Fate::kAlive;
   }
+  bool answers() override { return !neighbour_->lost(); }
   void give_up() override { given_up_ = true; }
   std::string condition() override {
     if (neighbour_->lost()) return "its process died";
@@ -95,10 +98,11 @@ class RemoteLink final : public Link, private Receiver {
   std::optional<Slip> read() override;
   bool has_news() const override { return news_.load(std::memory_order_seq_cst); }
   void begin() override {
-    suspected_ = false;
+    suspected_ = answered_ = false;
     news_.store(true, std::memory_order_seq_cst);
   }
   Fate fate() override;
+  bool answers() override;
   void give_up() override { suspected_ = true; }
   std::string condition() override { return wire_.condition(); }
   Way way() override { return {"", &wire_}; }
@@ -111,8 +115,8 @@ class RemoteLink final : public Link, private Receiver {
   Wire& wire_;
   const uint64_t channel_;
   std::atomic<bool> news_{false};
-  bool suspected_ = false;  // in this epoch
-  std::mutex mutex_;        // guards what follows
+  bool suspected_ = false, answered_ = false;  // in this epoch
+  std::mutex mutex_;                           // guards what follows
   std::vector<std::byte> shown_, heard_;
   int repeats_ = 0;
 };
@@ -135,9 +139,11 @@ class Links {
   void show(const Decree& decree);
   // Tells `decree` what the others show, and what has become of them.
   void hear(Decree& decree);
-  // Gives up those that are awaited: all, or those that another member has given up. Else members
-  // with less patience would wait for the others.
-  void give_up(const Decree& decree, bool all);
+  // Gives up those that are awaited: all, or those that another member has given up, so that
+  // members with less patience need not wait for the others. `waited`: seconds since this one came.
+  // Members that answer this one are on their way, and the other may just have been refused by a
+  // firewall, so they have a second to come.
+  void give_up(const Decree& decree, bool all, double waited);
   // Sleeps until there is something to hear.
   void sleep(Clock::duration most) const;
   std::string condition(Rank rank) const;  // for people

@@ -57,12 +57,12 @@ class Engines {
       if (Engine* const it = place->load(std::memory_order_seq_cst)) visit(*it);
     }
   }
-  // Asks all of them, and counts those that say yes.
+  // Asks every one of them, also when one has said yes. Returns whether any has.
   template <typename Ask>
-  int count(const Engine* except, Ask&& ask) const {
-    int count = 0;
-    for_each([&](Engine& engine) { count += &engine != except && ask(engine) ? 1 : 0; });
-    return count;
+  bool ask_all(const Engine* except, Ask&& ask) const {
+    bool yes = false;
+    for_each([&](Engine& engine) { yes |= &engine != except && ask(engine); });
+    return yes;
   }
 
  private:

@@ -25,7 +25,7 @@ bool HostEngine::run(const Operation& operation) {
 
 void HostEngine::run_to_end(const Operation& operation) {
   Transport& transport = state_.transport();
-  Driving driving(transport);
+  NetworkDuty network(transport);
   bool begun = false;
   try {
     operation_.begin(operation);
@@ -44,7 +44,7 @@ void HostEngine::run_to_end(const Operation& operation) {
         if (waiter.again(transport.progress())) continue;
         operation_.idle();
         // Partners: signal() of the peer, and GroupState::fail().
-        driving.sleep(
+        network.sleep(
             operation_.peer(), kSignalNews, [&] { return operation_.ready() || state_.failed(); },
             waiter.until_check());
         waiter.woke(state_.failed() || transport.first_failed());

@@ -17,9 +17,9 @@ inline constexpr int kMostRanks = 4096;  // of a group
 // Where more ranks, or hosts, talk over a network, each talks to few of them.
 inline constexpr int kFewEnds = 16;
 
-// The part of a rank's shared memory that plans address. An operation with sequence number k uses
-// half k mod 2 of everything. So the next operation never writes memory that a slow peer still
-// reads.
+// The part of a rank's shared memory that plans address. The k-th plan that a group runs, one for
+// an operation or for each piece of a long one, uses half k mod 2 of everything. So the next plan
+// never writes memory that a slow peer still reads.
 //
 //   half = | window: 4 segments, written by the owner | an inbox of each writer |
 struct Geometry {

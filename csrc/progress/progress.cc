@@ -56,18 +56,17 @@ void Progress::call_out(const std::function<void()>& code) {
 
 bool Progress::needs_worker(const Engine* except) const {
   const auto needs = [](Engine& engine) { return engine.pending() || engine.watched(); };
-  return state_.engines().count(except, needs) > 0;
+  return state_.engines().ask_all(except, needs);
 }
 
 bool Progress::progress(Driver& driver, const Engine* except) {
   const bool moved = state_.transport().progress();
-  return state_.engines().count(except, [&](Engine& it) { return it.progress(driver); }) > 0 ||
-         moved;
+  return state_.engines().ask_all(except, [&](Engine& it) { return it.progress(driver); }) || moved;
 }
 
 bool Progress::ready(Driver& driver, const Engine* except) const {
   const bool ends = state_.failed() && (host_.pending() || messages_.pending());
-  return ends || state_.engines().count(except, [&](Engine& it) { return it.ready(driver); }) > 0;
+  return ends || state_.engines().ask_all(except, [&](Engine& it) { return it.ready(driver); });
 }
 
 // ---- threads that wait
@@ -92,7 +91,7 @@ bool Progress::wait(Request& request, Clock::duration at_most) {
   const Deadline limit(message != nullptr && !limited ? message->timeout : at_most);
   Patience patience = state_.patience();
   const Waiting waiting(*this, message == nullptr);
-  Driving driving(state_.transport());
+  NetworkDuty network(state_.transport());
   Driver driver(host_.wheel());
   bool late = false;
   Waiter waiter(patience, [&](Clock::time_point) {
@@ -110,7 +109,7 @@ bool Progress::wait(Request& request, Clock::duration at_most) {
     const uint32_t news = message != nullptr ? kMessageNews
                           : driver.drives()  ? kAllNews
                                              : kMessageNews | kLocalNews;
-    driving.sleep(awaited(driver), news, awake,
+    network.sleep(awaited(driver), news, awake,
                   std::min({waiter.until_check(), poll_interval(), limit.left()}));
     late = limit.passed();
     waiter.woke(state_.failed() || state_.transport().first_failed());
@@ -191,8 +190,8 @@ bool Progress::sleep(const std::function<bool()>& awake, Clock::duration most) {
   const Rank from = awaited(driver);
   driver.let_go();
   if (from < 0 || !state_.transport().is_remote(from)) return false;
-  Driving driving(state_.transport());
-  driving.sleep(from, news(), awake, most);
+  NetworkDuty network(state_.transport());
+  network.sleep(from, news(), awake, most);
   return true;
 }
 

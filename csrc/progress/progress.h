@@ -30,7 +30,7 @@ class Progress {
   static void call_out(const std::function<void()>& code);
 
   bool pending(const Engine* except = nullptr) const {
-    return state_.engines().count(except, [](Engine& engine) { return engine.pending(); }) > 0;
+    return state_.engines().ask_all(except, [](Engine& engine) { return engine.pending(); });
   }
   // Tells whether it has pending work, or a thread is in a blocking collective.
   bool busy() const { return pending() || !Driver(host_.wheel()).take(); }
@@ -48,7 +48,7 @@ class Progress {
   // Tells whether there is nothing to do, or another thread drives and will kick() the workers.
   bool idle() const;
   bool ready();
-  // Sleeps as Driving::sleep() does. Returns false when the worker has to sleep in another way.
+  // Sleeps as NetworkDuty::sleep() does. Returns false when the worker has to sleep in another way.
   bool sleep(const std::function<bool()>& awake, Clock::duration most);
   // Returns the news that wake the worker: no signals where there are only messages.
   uint32_t news() { return host_.pending() ? kAllNews : kMessageNews | kLocalNews; }

@@ -5,7 +5,8 @@
 //
 // Contract: signal() is a release of everything this rank did before it, as seen by `peer` once
 // arrived() there returns the new count. Counters are 64-bit, per (ordered pair, lane), and only
-// grow. `half` is the operation's sequence number mod 2: each half has its own memory and lines.
+// grow. `half` is the number of the plan mod 2: each half has its own memory and lines. All ranks
+// count the plans that they begin alike, one for an operation, or for each piece of a long one.
 // One thread drives a transport at a time, except where a function says otherwise.
 #pragma once
 
@@ -254,12 +255,12 @@ class Transport {
   std::vector<RemotePeer*> used_;              // by operations of the driving thread
 };
 
-// A thread that drives, for a scope.
-class Driving {
+// Makes this the thread that drives the network for the group, in a scope.
+class NetworkDuty {
  public:
-  explicit Driving(Transport& transport) : transport_(transport) { transport_.begin_driving(); }
-  ~Driving() { transport_.end_driving(false); }
-  Driving(const Driving&) = delete;
+  explicit NetworkDuty(Transport& transport) : transport_(transport) { transport_.begin_driving(); }
+  ~NetworkDuty() { transport_.end_driving(false); }
+  NetworkDuty(const NetworkDuty&) = delete;
 
   // Sleeps on this process's doorbell. If a remote rank is awaited, it sleeps on the network as
   // well; else others drive meanwhile. Returns true when something came from the network.

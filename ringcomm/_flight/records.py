@@ -37,6 +37,8 @@ MOMENTS = struct.Struct("<4q")  # ticks and ns of the steady clock: as the proce
 RECORD = struct.Struct("<8Q3q3QiIII")
 LONGEST_NS = 365 * 86400 * 10**9  # no job lasts longer: later times are damage
 NOBODY = 0xFFFFFF  # no root, or any rank
+# What reading a damaged header raises.
+DAMAGE = (LookupError, TypeError, ValueError, ArithmeticError, struct.error)
 # As `Purpose` in csrc/report/operation.h.
 CALL, SEVERAL, SPARSE, BUFFERS, MEMORY, STAGED, CODES = range(7)
 STATES = ("queued", "running", "done", "failed")
@@ -245,7 +247,7 @@ def read_ring(data: bytes, newest: int | None = None, lines: Sequence[str] = ())
             pid=int(header["pid"]),
             host=str(header["host"]),
             rank=int(header["rank"]),
-            global_ranks=struct.unpack_from(f"<{header['size']}i", data, header["ranks_at"]),
+            global_ranks=ranks_of(data, header),
             group=str(header["group"]),
             steady_ns=steady,
             wall_ns=wall,
@@ -260,12 +262,8 @@ def read_ring(data: bytes, newest: int | None = None, lines: Sequence[str] = ())
         operations = list(operations_of(data, header, record, newest))
         waits_at = int(header["waits_at"])
         record.totals = totals_of(data, header, ticks)
-    except (KeyError, TypeError, ValueError, ArithmeticError, struct.error) as error:
+    except DAMAGE as error:
         raise ValueError("its header is damaged") from error
-    if len({*record.global_ranks}) < record.size:
-        raise ValueError("its header names a rank twice")
-    if not 0 <= record.rank < record.size:
-        raise ValueError(f"its header names rank {record.rank} of {record.size}")
     record.operations = sorted(operations, key=lambda operation: operation.number)
     record.process = processes.read(record.pid, data[waits_at + 8 * record.size :])
     (record.seen_ns,) = struct.unpack_from("<q", data, SEEN_AT)
@@ -275,6 +273,16 @@ def read_ring(data: bytes, newest: int | None = None, lines: Sequence[str] = ())
     if len(whole) == 8 * record.size:
         record.waits_ns = struct.unpack(f"<{record.size}Q", whole)
     return record
+
+
+def ranks_of(data: bytes, header: dict[str, Any]) -> tuple[int, ...]:
+    """Return the global ranks of a group's members, of whom the header's rank is one."""
+    ranks = struct.unpack_from(f"<{int(header['size'])}i", data, int(header["ranks_at"]))
+    if len({*ranks}) < len(ranks):
+        raise ValueError("a rank is named twice")
+    if not 0 <= int(header["rank"]) < len(ranks):
+        raise ValueError(f"rank {header['rank']} of {len(ranks)}")
+    return ranks
 
 
 def totals_of(data: bytes, header: dict[str, Any], ticks: Ticks) -> dict[str, Total]:
@@ -295,7 +303,7 @@ def process_in(path: Path) -> tuple[str, Process]:
             header = header_of(file.read(HEADER_END))
             file.seek(int(header["waits_at"]) + 8 * int(header["size"]))
             return str(header["host"]), processes.read(int(header["pid"]), file.read())
-        except (ValueError, TypeError, LookupError):
+        except DAMAGE:
             return "", Process(0)
 
 
@@ -433,10 +441,10 @@ def newest_folder(named: Path | None) -> Path:
     if named is not None and named.resolve() != own.resolve():
         return named
     jobs = [folder for folder in own.glob("*") if folder.is_dir()]
-    if not jobs:
+    if not jobs or own.is_symlink() or own.stat().st_uid != os.getuid():
         raise FileNotFoundError(
-            f"no job of yours has left flight records in {own}: name the folder that "
-            "RINGCOMM_TRACE named, on the host of the rank"
+            f"no job of yours has left flight records in {own}: give the folder that the job's "
+            "log or its RINGCOMM_TRACE names, on a host where its ranks ran"
         )
     return max(jobs, key=lambda folder: folder.stat().st_mtime)
 

@@ -158,7 +158,7 @@ class Agreement:
             if decree.decision() or decree.left_behind():
                 break
             passed = time.monotonic() - began
-            links.give_up(decree, passed >= patience)
+            links.give_up(decree, passed >= patience, passed)
             if decree.awaited():
                 alone = time.monotonic()
             if time.monotonic() - alone >= timeout:

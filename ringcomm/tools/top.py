@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
+import re
 import shutil
 import sys
 import time
@@ -30,6 +31,7 @@ from ringcomm.tools import extra
 from ringcomm.tools.trace.job import YOUNG_NS
 
 NEWEST = 64  # operations that are read of each group
+KEY = re.compile(r"\x1b\[[0-9]*[A-Z~]|.", re.DOTALL)
 LOOKS, BARS = 40, "▁▂▃▄▅▆▇█"  # of the history
 COLUMNS = [
     "rank",
@@ -358,8 +360,9 @@ def run(options: argparse.Namespace) -> int:
             )
             until = time.monotonic() + options.every
             before = now
-            while not view.over and (key := pressed(until - time.monotonic())):
-                view.press(key)
+            while not view.over and (typed := pressed(until - time.monotonic())):
+                for key in KEY.findall(typed):
+                    view.press(key)
     return 0
 
 
@@ -392,7 +395,7 @@ def no_key(seconds: float) -> str:
 
 @contextlib.contextmanager
 def keys() -> Iterator[Callable[[float], str]]:
-    """Give a function that returns the key pressed within so many seconds, or ""."""
+    """Give a function that returns the keys pressed within so many seconds, or ""."""
     if not sys.stdin.isatty():
         yield no_key
         return
@@ -405,7 +408,8 @@ def keys() -> Iterator[Callable[[float], str]]:
 
     def pressed(seconds: float) -> str:
         ready = select.select([file], [], [], max(seconds, 0))[0]
-        return os.read(file, 16).decode(errors="replace") if ready else ""
+        # Nothing to read: the terminal is gone.
+        return (os.read(file, 64).decode(errors="replace") or "q") if ready else ""
 
     try:
         tty.setcbreak(file)

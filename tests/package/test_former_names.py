@@ -8,19 +8,7 @@ import pytest
 
 import ringcomm
 
-NAMES = {
-    "AlgorithmError": "ringcomm.algorithms.AlgorithmError",
-    "Drawing": "ringcomm.tools.plan.Drawing",
-    "Simulation": "ringcomm.tools.plan.Simulation",
-    "Story": "ringcomm.algorithms.Counterexample",
-    "Sweep": "ringcomm.tools.plan.Sweep",
-    "draw": "ringcomm.tools.plan.draw",
-    "quantized_all_reduce": "ringcomm.compression.quantized_all_reduce",
-    "register_algorithm": "ringcomm.algorithms.register_algorithm",
-    "simulate": "ringcomm.tools.plan.simulate",
-    "sweep": "ringcomm.tools.plan.sweep",
-    "verify": "ringcomm.algorithms.verify",
-}
+NAMES = ringcomm._MOVED
 MODULES = {
     "ringcomm.hooks": ("ringcomm.compression.hooks", "register"),
     "ringcomm.plan": ("ringcomm.algorithms", "send"),

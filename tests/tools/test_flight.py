@@ -311,7 +311,7 @@ def test_trace_has_the_line_of_the_rank_that_is_missing(
     assert main(["trace", str(folder)]) == 1, text
     first = capsys.readouterr().out.splitlines()[0]
     assert re.search(
-        r"^rank 1 never called all_reduce #\d+: it is at .+ in load_batch \(host", first
+        r"^rank 1 never called all_reduce #\d+: it was at .+ in load_batch \(host", first
     )
 
 

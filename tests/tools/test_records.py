@@ -16,7 +16,7 @@ from lab.flights import BEGIN, MS, Clock, Flight, training, write
 from lab.limits import limit
 from ringcomm import _C
 from ringcomm._flight import records
-from ringcomm._flight.records import read_folder, read_pickle, read_ring
+from ringcomm._flight.records import read_folder, read_pickle, read_ring, record_name
 from ringcomm._flight.torch_format import to_flight_recorder, write_flight_recorder
 
 RECORDS_AT = 4096 + 64  # after the global ranks of two
@@ -81,13 +81,30 @@ def test_a_half_written_operation_is_left_out(at: int, data: bytes) -> None:
         (lambda data: data[:1000], "it ends within its header, after 1000 bytes"),
         (lambda data: data[:64] + b"{]" + data[66:], "its header is damaged"),
         (lambda data: data.replace(b'"rank"', b'"rang"'), "its header is damaged"),
-        (lambda data: data.replace(b'"rank": 1', b'"rank": 9'), "its header names rank 9 of 2"),
+        (lambda data: data.replace(b'"rank": 1', b'"rank": 9'), "its header is damaged"),
         (lambda data: data.replace(b'"version": 2', b'"version": 1'), "it has version 1"),
     ],
 )
 def test_a_file_that_cannot_be_read_says_why(change: Any, why: str) -> None:
     with pytest.raises(ValueError, match=why):
         read_ring(change(example().data()))
+
+
+@pytest.mark.parametrize("byte", b'0179-"{}[],x\x00\xff')
+def test_no_byte_of_a_header_does_harm(byte: int) -> None:
+    """It is read or refused, also where the record has something to remark on."""
+    whole = bytearray(example().data())
+    whole[RECORDS_AT + 16] = 0xFF
+    read, refusals = 0, set()
+    for at in range(8, 64 + whole[64:].index(0)):
+        data = bytes(whole[:at]) + bytes([byte]) + bytes(whole[at + 1 :])
+        try:
+            read += bool(record_name(read_ring(data)))
+        except ValueError as error:
+            refusals.add(str(error))
+    assert read
+    assert refusals
+    assert all(text.startswith("it") for text in refusals)
 
 
 def test_half_a_file_is_used(tmp_path: Path) -> None:

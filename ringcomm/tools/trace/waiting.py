@@ -217,20 +217,21 @@ def missing_ranks(job: Job, stop: Stop) -> Finding:
         kind = Kind.DEAD
     else:
         present = [rank for rank in ranks if rank not in silent]
-        text = f"{never_called(job, stop, present)}{places_text(group, present)}; {wait}"
+        text = f"{never_called(job, stop, present)}{places_text(job, group, present)}; {wait}"
         text += last_text(job, group, present[0]) if len(present) == 1 else ""
         text += f"; {job.no_record(silent)}" if silent else ""
         kind = Kind.MISSING
     return Finding(kind, text + unread_text(stop), COLUMNS, table(job, group, stop.sequence))
 
 
-def places_text(group: Group, ranks: list[int]) -> str:
+def places_text(job: Job, group: Group, ranks: list[int]) -> str:
     """Return ": it is at train.py:42 in load (host a, pid 7)" for a few ranks that left stacks."""
     records = [group.records[group.ranks.index(rank)] for rank in ranks]
     if len(ranks) > FEW or not any(record.at for record in records):
         return ""
+    verb = "is" if job.is_alive else "was"
     places = [
-        f"{'it' if len(ranks) == 1 else f'rank {rank}'} is at {record.at or 'an unknown line'} "
+        f"{'it' if len(ranks) == 1 else f'rank {rank}'} {verb} at {record.at or 'an unknown line'} "
         f"(host {record.host}, pid {record.pid})"
         for rank, record in zip(ranks, records, strict=True)
     ]

@@ -85,6 +85,18 @@ void who_does_not_come_is_suspected() {
   expect(pair.link, Fate::kAlive, "in this epoch it was not");
 }
 
+// Another member's suspicion counts less where this one knows better: see Links::give_up().
+void who_has_the_slip_answers() {
+  Pair pair;
+  require(!pair.link.answers(), "the slip is on its way");
+  pair.here.pass_to(pair.there);
+  require(pair.link.answers(), "it has the slip");
+  pair.link.show(to_bytes(Slip{}));
+  require(pair.link.answers(), "it had one in this epoch");
+  pair.link.begin();
+  require(!pair.link.answers(), "another epoch is a new beginning");
+}
+
 void slips_come_again_and_may_be_read_again() {
   Pair pair;
   pair.here.posted.clear();  // the first was lost: the other end had not opened the channel
@@ -104,6 +116,7 @@ int main(int argc, char** argv) {
   return run_checks({{"who is lost", who_is_lost_is_suspected},
                      {"who is lost is looked for", who_is_lost_is_looked_for},
                      {"who does not come", who_does_not_come_is_suspected},
+                     {"who has the slip", who_has_the_slip_answers},
                      {"slips come again", slips_come_again_and_may_be_read_again}},
                     argc, argv);
 }
