@@ -16,19 +16,6 @@ uint64_t mailbox_bytes(int size) {
   return bytes;
 }
 
-int ranks_here(const std::vector<int>& host_of, const CommunicatorOptions& options) {
-  if (host_of.empty()) return options.size;
-  const int here = host_of[static_cast<size_t>(options.rank)];
-  return static_cast<int>(std::count(host_of.begin(), host_of.end(), here));
-}
-
-// Returns how many ranks the largest host has.
-int most_ranks(const std::vector<int>& host_of) {
-  std::map<int, int> ranks;
-  for (const int host : host_of) ++ranks[host];
-  return ranks.empty() ? 1 : std::ranges::max(ranks | std::views::values);
-}
-
 // Returns the ranks' reach by rank 0's word. Without one a message takes what fits the distance.
 Reach reach_in(const MappedGroup& memory) {
   const Topology topology = Groups::get().adopt(memory.costs_text);
@@ -40,7 +27,7 @@ Reach reach_in(const MappedGroup& memory) {
 
 void warn_of_stranger(const MappedGroup& memory, const Logger& logger) {
   const Topology topology = Groups::get().adopt(memory.costs_text);
-  if (topology.hosts.empty() || hosts_in(memory.host_of) == 1) return;
+  if (topology.hosts.empty() || memory.hosts() == 1) return;
   const std::string name = stranger(topology, memory.names);
   if (name.empty()) return;
   logger.warning("the file of RINGCOMM_COSTS has no host '", name,
@@ -111,13 +98,13 @@ std::shared_ptr<Communicator> Communicator::create(Store& store,
   const std::shared_ptr<Transport> transport = std::make_unique<Transport>(
       options.rank, std::move(memory->peers), std::move(memory->remote_ranks));
   try {
-    const bool mapped = hosts_in(memory->host_of) == 1;
+    const bool mapped = memory->hosts() == 1;
     if (options.rank == 0) warn_of_stranger(*memory, logger);
     CommunicatorOptions agreed = options;
     agreed.interrupt_meeting = nullptr;  // it may be Python's, which ends before groups do
     agreed.algorithm = Rules(memory->algorithm);
     const Geometry across =
-        Geometry::across_hosts(options.size, memory->distance, most_ranks(memory->host_of));
+        Geometry::across_hosts(options.size, memory->distance, memory->most_ranks());
     auto group =
         std::make_shared<Communicator>(transport, mapped ? geometry : across, agreed, memory);
     if (!part) Groups::get().offer_world(group);
@@ -135,8 +122,7 @@ Communicator::Communicator(std::shared_ptr<Transport> transport, const Geometry&
                            const CommunicatorOptions& options, std::shared_ptr<MappedGroup> memory)
     : geometry_(geometry),
       memory_(std::move(memory)),
-      state_(options, std::move(transport), reach_in(*memory_),
-             ranks_here(memory_->host_of, options)),
+      state_(options, std::move(transport), reach_in(*memory_), *memory_),
       host_(state_, geometry),
       messages_(state_, host_),
       progress_(state_, host_, messages_),

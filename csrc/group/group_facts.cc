@@ -5,17 +5,18 @@
 namespace ringcomm {
 
 GroupFacts::GroupFacts(const CommunicatorOptions& options, std::shared_ptr<Transport> transport,
-                       const Reach& reach, int neighbours)
+                       const Reach& reach, const Whereabouts& where)
     : options_(options),
       reach_(reach),
-      neighbours_(neighbours),
+      where_(where),
+      neighbours_(where.host_of.empty() ? options.size : where.ranks_beside(options.rank)),
       logger_(Process::get().config().log,
               str("rank ", options.rank, " of group '", options.name, "'")),
       transport_(std::move(transport)),
       recorder_(recorded(false), Process::get().began()),
-      diagnosis_(*transport_, recorder_, Board::kHost),
+      diagnosis_(*transport_, recorder_, where_, Board::kHost),
       timeout_ms_(options.timeout.count()) {
-  Process::get().note_ranks_here(neighbours);
+  Process::get().note_ranks_here(neighbours_);
 }
 
 Recorded GroupFacts::recorded(bool device) const {

@@ -30,9 +30,9 @@ struct CommunicatorOptions {
 
 class GroupFacts {
  public:
-  // `neighbours`: ranks on this host, this one included.
+  // `where`: empty where all ranks are on this host.
   GroupFacts(const CommunicatorOptions& options, std::shared_ptr<Transport> transport,
-             const Reach& reach, int neighbours);
+             const Reach& reach, const Whereabouts& where);
 
   Rank rank() const { return options_.rank; }
   int size() const { return options_.size; }
@@ -41,6 +41,7 @@ class GroupFacts {
   const Reach& reach() const { return reach_; }
   bool alone_on_host() const { return neighbours_ == 1 && size() > 1; }
   Transport& transport() const { return *transport_; }
+  const Whereabouts& where() const { return where_; }
   const Logger& logger() const { return logger_; }
 
   Recorder& recorder() { return recorder_; }  // for the host's operations
@@ -78,7 +79,8 @@ class GroupFacts {
  private:
   const CommunicatorOptions options_;
   const Reach reach_;
-  const int neighbours_;
+  const Whereabouts where_;
+  const int neighbours_;  // ranks on this host, this one included
   const Logger logger_;
   const std::shared_ptr<Transport> transport_;
   Recorder recorder_;

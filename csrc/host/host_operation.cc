@@ -1,5 +1,6 @@
 #include "host/host_operation.h"
 
+#include "group/process.h"
 #include "plan/registry.h"
 
 namespace ringcomm {
@@ -50,7 +51,13 @@ void HostOperation::begin(const Operation& operation, std::optional<uint64_t> ti
   executor_.output().assign(operation.output);
   executor_.input().assign(operation.input);
   const Reduction reduction = make_reduction(operation, state_.size());
-  if (continues) return executor_.start(std::move(plan), ++plans_begun_, reduction, manner);
+  if (!continues) announce(operation, descriptor, ticket, shape, plan->algorithm);
+  executor_.start(std::move(plan), ++plans_begun_, reduction, manner);
+}
+
+void HostOperation::announce(const Operation& operation, const Descriptor& descriptor,
+                             std::optional<uint64_t> ticket, const Shape& shape,
+                             Algorithm algorithm) {
   current_ = descriptor;
   ++sequence_;
   Descriptor recorded = current_;
@@ -58,13 +65,12 @@ void HostOperation::begin(const Operation& operation, std::optional<uint64_t> ti
       std::max({operation.whole_bytes, bytes_of(operation.input), bytes_of(operation.output)});
   ticket_ = state_.recorder().begin(recorded, operation.line, ticket);
   state_.log_first_operation([&] {
-    return str(numbered(current_), ", ", to_string(plan->algorithm), " (",
+    return str(numbered(current_), ", ", to_string(algorithm), " (",
                state_.requested_algorithm(shape) ? "the algorithm that was asked for"
                                                  : selection_reason(shape, state_.reach().mapped),
                ")");
   });
   state_.transport().announce(Board::kHost, current_);
-  executor_.start(std::move(plan), ++plans_begun_, reduction, manner);
 }
 
 // The peer from which bytes are awaited may itself wait for one that has not called.
@@ -121,8 +127,8 @@ void HostOperation::check(const Deadline* deadline) {
   }
   if (deadline->elapsed_seconds() < kLate || warned_ == sequence_) return;
   warned_ = sequence_;  // once an operation
-  state_.logger().warning(numbered(current_), ": has waited for ", kLate, " s for ",
-                          state_.diagnosis().missing(current_, executor_.peer()), ")");
+  state_.diagnosis().warn(state_.logger(), current_, kLate, executor_.peer(),
+                          Process::get().config().trace);
 }
 
 }  // namespace ringcomm

@@ -47,6 +47,9 @@ class HostOperation {
   static constexpr uint32_t kPolls = 512;
   Shape shape_of(const Operation& operation) const;
   Algorithm algorithm_of(const Shape& shape) const;
+  // Records that the operation begins, and tells the peers.
+  void announce(const Operation& operation, const Descriptor& descriptor,
+                std::optional<uint64_t> ticket, const Shape& shape, Algorithm algorithm);
   void begin_wait();
   void end_wait();
 

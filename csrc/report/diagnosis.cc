@@ -218,6 +218,18 @@ std::vector<Rank> Diagnosis::absent(const Descriptor& operation, size_t most) co
   return absent;
 }
 
+void Diagnosis::warn(const Logger& logger, const Descriptor& operation, double seconds,
+                     Rank awaited, const std::string& records) const {
+  const std::vector<Rank> absent = this->absent(operation, 1);
+  const int64_t pid = where_.pid(absent.empty() ? awaited : absent[0]);
+  const std::string read = records.empty() ? "" : " " + records;
+  logger.warning(
+      numbered(operation), ": has waited for ", seconds, " s for ", missing(operation, awaited),
+      pid == 0 || records == "off" ? ")"
+                                   : str("); to see the line it is at, run `kill -USR2 ", pid,
+                                         "` there, then `ringcomm trace", read, "`"));
+}
+
 std::string Diagnosis::missing(const Descriptor& operation, Rank awaited) const {
   std::vector<Rank> absent = this->absent(operation);
   if (absent.empty()) absent.push_back(awaited);
@@ -226,10 +238,12 @@ std::string Diagnosis::missing(const Descriptor& operation, Rank awaited) const 
   const Board other = host ? Board::kDevice : Board::kHost;
   const uint64_t theirs = transport_.state(peer, other).called;
   const bool there = theirs > transport_.state(transport_.rank(), other).called;
+  const std::string place = where_.text(peer);
   return str(list_of(absent), " (", where_is(peer, operation.sequence),
              there ? str(", and has called #", theirs, host ? " on its device" : " on its CPU",
                          ", which this rank has not")
-                   : "");
+                   : "",
+             place.empty() ? "" : "; " + place);
 }
 
 void Diagnosis::throw_late(const Descriptor& operation, const Deadline& deadline,

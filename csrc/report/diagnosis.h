@@ -6,8 +6,10 @@
 #include <functional>
 #include <utility>
 
+#include "base/log.h"
 #include "report/operation.h"
 #include "report/recorder.h"
+#include "transport/host.h"
 #include "transport/transport.h"
 
 namespace ringcomm {
@@ -17,8 +19,13 @@ class Diagnosis {
   // Tells how far a peer is, as that operation sees it. Without a view, the peer's header tells it.
   using View = std::function<PeerState(Rank peer, uint64_t sequence)>;
 
-  Diagnosis(Transport& transport, const Recorder& recorder, Board board, View view = nullptr)
-      : transport_(transport), recorder_(recorder), board_(board), view_(std::move(view)) {}
+  Diagnosis(Transport& transport, const Recorder& recorder, const Whereabouts& where, Board board,
+            View view = nullptr)
+      : transport_(transport),
+        recorder_(recorder),
+        where_(where),
+        board_(board),
+        view_(std::move(view)) {}
 
   // Throws MismatchError or PeerError when `operation` cannot end well: a peer called another one
   // under its number, has gone without finishing it, or has failed.
@@ -44,8 +51,14 @@ class Diagnosis {
   Blame blame(const Descriptor& operation, Rank awaited) const;
   // Returns the ranks that have not called it, among those that have spoken, and the one to blame.
   std::vector<Rank> absent(const Descriptor& operation, size_t most = SIZE_MAX) const;
-  // Returns "rank 3 (alive, last finished #411 all_reduce float32[3] SUM, has not called #412".
+  // Returns "rank 3 (alive, last finished #411 all_reduce float32[3] SUM, has not called #412; pid
+  // 4711 on node1", without the last bracket. If all have called it, that is the rank that is
+  // awaited.
   std::string missing(const Descriptor& operation, Rank awaited) const;
+  // Warns that an operation takes long, and says how to see the Python line that the rank is at.
+  // `records`: the folder that the user chose for flight records, "off" for none.
+  void warn(const Logger& logger, const Descriptor& operation, double seconds, Rank awaited,
+            const std::string& records) const;
   // Returns "alive, last finished #411 all_reduce float32[3] SUM, has not called #412".
   std::string where_is(Rank peer, uint64_t sequence) const;
 
@@ -59,6 +72,7 @@ class Diagnosis {
 
   Transport& transport_;
   const Recorder& recorder_;
+  const Whereabouts& where_;
   const Board board_;
   const View view_;
 };

@@ -8,7 +8,7 @@ DeviceGroup::DeviceGroup(GroupState& state)
     : state(state),
       own(state.transport().device_area(state.rank()), state.size()),
       recorder(state.recorded(true), Process::get().began()),
-      diagnosis(state.transport(), recorder, Board::kDevice,
+      diagnosis(state.transport(), recorder, state.where(), Board::kDevice,
                 [this](Rank peer, uint64_t sequence) { return state_of(peer, sequence); }),
       transport_(state.transport()) {}
 

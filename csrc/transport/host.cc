@@ -66,6 +66,31 @@ std::string why_apart(const std::vector<Card>& cards, Rank first, Rank second) {
   return str("rank ", first, " runs as user ", a.user, " and rank ", second, " as user ", b.user);
 }
 
+int Whereabouts::hosts() const {
+  return host_of.empty() ? 1 : 1 + *std::ranges::max_element(host_of);
+}
+
+int Whereabouts::ranks_beside(Rank rank) const {
+  const int here = host_of[static_cast<size_t>(rank)];
+  return static_cast<int>(std::ranges::count(host_of, here));
+}
+
+int Whereabouts::most_ranks() const {
+  std::vector<int> ranks(static_cast<size_t>(hosts()));
+  for (const int host : host_of) ++ranks[static_cast<size_t>(host)];
+  return std::max(1, std::ranges::max(ranks));
+}
+
+int64_t Whereabouts::pid(Rank rank) const {
+  return pids.empty() ? 0 : pids[static_cast<size_t>(rank)];
+}
+
+std::string Whereabouts::text(Rank rank) const {
+  if (pids.empty()) return "";
+  const auto host = static_cast<size_t>(host_of[static_cast<size_t>(rank)]);
+  return str("pid ", pid(rank), " on ", names[host]);
+}
+
 Card make_card() {
   Card card;
   static_cast<HostIdentity&>(card) = host_identity();

@@ -42,6 +42,20 @@ struct Card : HostIdentity {
   static Card from_text(const std::string& text, Rank owner);  // throws PeerError
 };
 
+// Where the ranks of a group are.
+struct Whereabouts {
+  std::vector<int> host_of;        // by rank: equal numbers share memory
+  std::vector<std::string> names;  // of the hosts
+  std::vector<int64_t> pids;       // by rank; empty: not known
+
+  // Counts the hosts. They are numbered from 0, in the order of their first rank.
+  int hosts() const;
+  int ranks_beside(Rank rank) const;  // on its host, itself included
+  int most_ranks() const;             // of the largest host
+  int64_t pid(Rank rank) const;       // 0: not known
+  std::string text(Rank rank) const;  // "pid 4711 on node3", or "" where that is not known
+};
+
 Card make_card();  // throws SystemError
 // Throws where ranks would run different plans: of different builds PeerError, of different
 // requests UsageError. All ranks see the same cards: so all throw, or none.

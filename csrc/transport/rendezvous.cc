@@ -46,8 +46,7 @@ class Rendezvous {
       throw;
     }
     assembly_.end();
-    result_.host_of = roster_.host_of;
-    result_.names = roster_.names;
+    static_cast<Whereabouts&>(result_) = roster_;
     result_.costs_text = roster_.costs_text;
     result_.algorithm = roster_.algorithm;
     return std::move(result_);
@@ -193,10 +192,8 @@ class Rendezvous {
     }
     layout_ = options_.layout;
     if (across()) {
-      std::vector<int> ranks(static_cast<size_t>(roster_.hosts()));
-      for (const int host : roster_.host_of) ++ranks[static_cast<size_t>(host)];
       const int here = static_cast<int>(here_.size());
-      const auto layouts = options_.across(here, std::ranges::max(ranks), result_.distance);
+      const auto layouts = options_.across(here, roster_.most_ranks(), result_.distance);
       layout_ = layouts.host;
       pair_layout_ = layouts.pair;
     }
@@ -426,10 +423,6 @@ MappedGroup::~MappedGroup() {
   if (mappings.empty() || mappings[0].data() == nullptr) return;
   auto* const header = reinterpret_cast<Header*>(mappings[0].data());
   header->left.store(1, std::memory_order_seq_cst);  // partner: Transport::state()
-}
-
-int hosts_in(const std::vector<int>& host_of) {
-  return host_of.empty() ? 1 : 1 + *std::ranges::max_element(host_of);
 }
 
 MappedGroup meet(Store& store, const RendezvousOptions& options, Neighbours& neighbours,

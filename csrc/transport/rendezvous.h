@@ -48,7 +48,7 @@ struct RendezvousOptions {
 };
 
 // A group's memory, mapped. Movable; unmaps at the end, and the peers see that this rank has left.
-struct MappedGroup {
+struct MappedGroup : Whereabouts {
   MappedGroup() = default;
   MappedGroup(MappedGroup&&) = default;  // never assigned: peers go before their memory
   ~MappedGroup();
@@ -56,15 +56,10 @@ struct MappedGroup {
   std::vector<Mapping> mappings;              // segments, this rank's first
   std::vector<ShmPeer> peers;                 // the ranks of this host
   std::unique_ptr<RemoteRanks> remote_ranks;  // null: there are none
-  std::vector<int> host_of;                   // ranks with equal numbers share memory
-  std::vector<std::string> names;             // of each host
   int distance = 0;                           // between hosts, as Geometry::across_hosts has it
   std::string costs_text;                     // of rank 0
   std::string algorithm;                      // that rank 0 asks for; empty: none
 };
-
-// Counts the hosts. They are numbered from 0, in the order of their first rank.
-int hosts_in(const std::vector<int>& host_of);
 
 // Makes the group. Every rank of it calls this. Throws TimeoutError, PeerError, SystemError.
 MappedGroup meet(Store& store, const RendezvousOptions& options, Neighbours& neighbours,

@@ -13,6 +13,7 @@ void Roster::find_hosts(const std::vector<Card>& cards, const Apart& apart) {
   std::vector<std::vector<Rank>> hosts;
   host_of.clear();
   names.clear();
+  pids.clear();
   const auto card = [&](Rank rank) -> const Card& { return cards[static_cast<size_t>(rank)]; };
   for (Rank rank = 0; rank < static_cast<Rank>(cards.size()); ++rank) {
     const auto fits = [&](const std::vector<Rank>& host) {
@@ -27,6 +28,7 @@ void Roster::find_hosts(const std::vector<Card>& cards, const Apart& apart) {
     }
     host->push_back(rank);
     host_of.push_back(static_cast<int>(host - hosts.begin()));
+    pids.push_back(card(rank).pid);
   }
 }
 
@@ -56,6 +58,11 @@ std::string Roster::to_text() const {
     text += str(' ', host_of[rank], ' ', end - rank);
     rank = end;
   }
+  int64_t before = 0;
+  for (const int64_t pid : pids) {
+    text += str(' ', pid - before);
+    before = pid;
+  }
   return str(text, '\n', costs_text);
 }
 
@@ -71,10 +78,16 @@ Roster Roster::from_text(const std::string& text, int size) {
   const auto all = static_cast<size_t>(size);
   if (in && ranks_there != all)
     throw PeerError(0, sizes_text(0, static_cast<int>(ranks_there), size));
-  while (in >> host >> ranks && host < hosts && ranks <= all - roster.host_of.size()) {
+  while (roster.host_of.size() < all && in >> host >> ranks && host < hosts && ranks > 0 &&
+         ranks <= all - roster.host_of.size()) {
     roster.host_of.insert(roster.host_of.end(), ranks, static_cast<int>(host));
   }
-  if (roster.host_of.size() != all || roster.first_ranks().size() != hosts) {
+  int64_t pid = 0;
+  for (int64_t more = 0; roster.pids.size() < all && in >> more;) {
+    roster.pids.push_back(pid += more);
+  }
+  const bool whole = roster.host_of.size() == all && roster.pids.size() == all;
+  if (!whole || roster.first_ranks().size() != hosts) {
     throw PeerError(0, str("rank 0 describes the group as '", text.substr(0, 40),
                            "', which this version of ringcomm does not understand: install the "
                            "same version everywhere"));

@@ -10,23 +10,21 @@
 
 namespace ringcomm {
 
-struct Roster {
-  uint64_t group_id = 0;           // of no other group
-  std::string algorithm;           // that rank 0 asks for; empty: none
-  std::vector<int> host_of;        // by rank: equal numbers share memory
-  std::vector<std::string> names;  // of the hosts
-  std::string costs_text;          // of rank 0, one line
+struct Roster : Whereabouts {
+  uint64_t group_id = 0;   // of no other group
+  std::string algorithm;   // that rank 0 asks for; empty: none
+  std::string costs_text;  // of rank 0, one line
 
   // Pairs that cannot share memory, the lower rank first, though their cards would allow it.
   using Apart = std::set<std::pair<Rank, Rank>>;
-  // Hosts are numbered from 0, in the order of their first rank. On one, each reaches each.
+  // On a host, each reaches each.
   void find_hosts(const std::vector<Card>& cards, const Apart& apart);
-  int hosts() const { return static_cast<int>(names.size()); }
   int host(Rank rank) const { return host_of[static_cast<size_t>(rank)]; }
   std::vector<Rank> ranks_of(int host) const;
   std::vector<Rank> first_ranks() const;  // of each host
 
-  // Ranks of one host that follow one another are one pair of numbers.
+  // Ranks of one host that follow one another are one pair of numbers. A process's number is told
+  // by its difference from the one before, because a host numbers those that start together alike.
   std::string to_text() const;
   static Roster from_text(const std::string& text, int size);  // throws PeerError
 };

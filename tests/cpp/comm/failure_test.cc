@@ -141,7 +141,8 @@ void late_rank() {
     const std::string text =
         text_of<std::exception>(1.5, [&] { group->run(buffer.operation(Collective::kAllReduce)); });
     require_in(text, "Timed out after 0.4");
-    require_in(text, "(alive, last finished #1 all_reduce float32[10] SUM, has not called #2)");
+    require_in(text,
+               "(alive, last finished #1 all_reduce float32[10] SUM, has not called #2; pid ");
     require_quick_shutdown(*group);
   }));
 }

@@ -13,6 +13,7 @@
 
 #include "cpp/processes.h"
 #include "meeting.h"
+#include "transport/roster.h"
 
 // How often this program looks at sockets: these stand in front of the C library's.
 namespace {
@@ -324,12 +325,39 @@ void hosts() {
   require(why_apart({here, other_boot}, 0, 1).empty(), "no surprise");
   require(why_apart({here, no_boot}, 0, 1).find("rank 1 cannot read") == 0, "boot id");
   require(why_apart({here, other_user}, 0, 1).find("runs as user") != std::string::npos, "user");
-  require(hosts_in({0, 1, 0}) == 2 && hosts_in({0, 0}) == 1, "the last rank may be on the first");
+}
+
+// Rank 0 tells the others who is where: by its roster.
+void roster() {
+  std::vector<Card> cards(5, make_card());
+  for (size_t rank = 0; rank < cards.size(); ++rank) cards[rank].pid = 700 - int64_t(rank) * 90;
+  cards[1].boot_id = cards[2].boot_id = "elsewhere";
+  cards[1].host = cards[2].host = "node1";
+  Roster told;
+  told.group_id = 7;
+  told.find_hosts(cards, {});
+  const Roster heard = Roster::from_text(told.to_text(), 5);
+  require(heard.host_of == std::vector{0, 1, 1, 0, 0} && heard.hosts() == 2, "the hosts");
+  require(heard.ranks_beside(4) == 3 && heard.most_ranks() == 3, "how many they are");
+  require(heard.text(2) == "pid 520 on node1" && heard.pid(4) == 340, heard.text(2));
+  const auto refused = [](const std::string& text) {
+    try {
+      return Roster::from_text(text, 5).hosts() == 0;
+    } catch (const PeerError&) {
+      return true;
+    }
+  };
+  std::string text = told.to_text();
+  while (text.find(' ') != std::string::npos) {
+    text.resize(text.rfind(' '));
+    require(refused(text), "a part of a roster is taken: ", text);
+  }
 }
 
 std::vector<Check> all_checks() {
   std::vector<Check> checks;
   checks.push_back({"hosts", hosts});
+  checks.push_back({"roster", roster});
   checks.push_back({"any_locale", any_locale});
   checks.push_back({"many_groups/processes", many_groups});
   checks.push_back({"at_once/processes", at_once});
