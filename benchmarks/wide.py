@@ -183,6 +183,8 @@ def hold_model(rows: list[Row], options: argparse.Namespace) -> dict[str, Any]:
 
 # ---- the picture
 
+LABELS = {"before": "an earlier version", "now": "measured", "simulated": "simulated"}
+
 
 def draw(body: dict[str, Any], path: Path) -> None:
     """Draw each figure against ranks, both logarithmic; `simulated` rows go on where others end."""
@@ -192,7 +194,7 @@ def draw(body: dict[str, Any], path: Path) -> None:
 
     from ringcomm.tools.page import COLORS
 
-    keys = [key for key in ("before", "now", "simulated") if key in body]
+    keys = [key for key in LABELS if key in body]
     with plt.rc_context(STYLE):
         figure, axes = plt.subplots(2, 3, figsize=(10, 6), layout="constrained")
         for panel, (name, (title, unit, scale)) in zip(axes.flat, PANELS.items(), strict=True):
@@ -205,7 +207,7 @@ def draw(body: dict[str, Any], path: Path) -> None:
                     ]
                     if points and not (name == "meeting_s" and plans == "dense"):
                         panel.plot(*zip(*points, strict=True), look, color=color, ms=3.5,
-                                   label=f"{key}, {plans} plans")  # fmt: skip
+                                   label=f"{LABELS[key]}, {plans} plans")  # fmt: skip
             panel.set(title=f"{title}{', ' if unit else ''}{unit}", yscale="symlog", xlabel="ranks")
             panel.set_xscale("log", base=2)
             panel.set_ylim(bottom=0)

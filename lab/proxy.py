@@ -122,7 +122,7 @@ class Proxy:
             await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def _ended(self, client: socket.socket, task: asyncio.Task[None]) -> None:
-        client.close()  # one that was cancelled before it began has not done it
+        client.close()  # one that was canceled before it began has not done it
         self._tasks.discard(task)
 
     async def _serve(self, client: socket.socket, number: int) -> None:

@@ -53,15 +53,15 @@ _LATER = {
 # Former names, and where they are now; they go with version 0.3.
 _MOVED = {
     "AlgorithmError": "ringcomm.algorithms.AlgorithmError",
-    "Drawing": "ringcomm.tools.plan.Drawing",
-    "Simulation": "ringcomm.tools.plan.Simulation",
+    "Drawing": "ringcomm.tools.plan.notebook.Drawing",
+    "Simulation": "ringcomm.tools.plan.notebook.Simulation",
     "Story": "ringcomm.algorithms.Counterexample",
-    "Sweep": "ringcomm.tools.plan.Sweep",
-    "draw": "ringcomm.tools.plan.draw",
+    "Sweep": "ringcomm.tools.plan.notebook.Sweep",
+    "draw": "ringcomm.tools.plan.notebook.draw",
     "quantized_all_reduce": "ringcomm.compression.quantized_all_reduce",
     "register_algorithm": "ringcomm.algorithms.register_algorithm",
-    "simulate": "ringcomm.tools.plan.simulate",
-    "sweep": "ringcomm.tools.plan.sweep",
+    "simulate": "ringcomm.tools.plan.notebook.simulate",
+    "sweep": "ringcomm.tools.plan.notebook.sweep",
     "verify": "ringcomm.algorithms.verify",
 }
 

@@ -73,6 +73,15 @@ def read(pid: int, data: bytes) -> Process:
         return Process(pid)
 
 
+def is_stopped(process: Process) -> bool:
+    """Tell whether a process that lives on this host is stopped, by a signal or a debugger."""
+    try:
+        stat = Path(f"/proc/{process.pid}/stat").read_text()
+    except OSError:
+        return False
+    return stat.rpartition(")")[2].split()[:1] in (["T"], ["t"]) and life_of(process) == Life.LIVES
+
+
 def life_of(process: Process) -> Life:
     known = process.boot and process.numbers and process.started
     if not known or (process.boot, process.numbers) != here():

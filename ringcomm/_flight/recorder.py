@@ -8,6 +8,7 @@ wrong: when a group fails, at an exit by an exception, at SIGUSR2, and when the 
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import faulthandler
 import itertools
@@ -198,18 +199,24 @@ def end(error: str) -> None:
         return
     has_failed = any(numbers["failure"] for numbers in stats.every())
     if has_failed or not error.startswith("KeyboardInterrupt"):
-        dump_after(f"the program ends with {error}", says=has_failed)
+        dump_after(f"the program ends with {error}", says=has_failed, main=traceback_of_the_end())
 
 
-def dump_after(event: str, *, asked: bool = False, says: bool = True) -> None:
+def traceback_of_the_end() -> str:
+    """Return where the exception that ends the program was raised: nothing runs there any more."""
+    return "".join(traceback.format_tb(getattr(sys, "last_traceback", None)))
+
+
+def dump_after(event: str, *, asked: bool = False, says: bool = True, main: str = "") -> None:
     """Dump because of an event, if there is a place for it; the program goes on in any case.
 
-    `says`: a line in the log says where, once, and each time where somebody `asked`.
+    `says`: a line in the log says where, once, and each time where somebody `asked`. `main`: the
+    stack to write for the main thread, else where it is now.
     """
     if setting("trace") == "off":
         return
     try:
-        place = dump(stacks=stacks_of_threads())
+        place = dump(stacks=stacks_of_threads(main))
     except Exception as error:  # noqa: BLE001  another error is on its way to the user
         say(f"WARNING: flight records could not be written: {error}")
         return
@@ -280,6 +287,7 @@ class _Watcher:
         self.library, self.rank, self.asked, self.due = library, rank, 0, 0.0
         self.stragglers, self.metrics = stragglers.Stragglers(), setting("metrics")
         self.folder, self.still_due = setting("trace"), time.monotonic() + STILL
+        self.places: collections.deque[str] = collections.deque(maxlen=int(60 / LOOK_EVERY))
         self.said: set[str] = set()
 
     @contextlib.contextmanager
@@ -313,9 +321,12 @@ class _Watcher:
             before, self.asked = self.asked, times
             if times > before:
                 dump_after("a group of another rank has failed")
+        if self.folder and (place := program_lines.main_thread_at()):
+            self.places.append(place)
         if self.folder and time.monotonic() >= self.still_due:
             self.still_due = time.monotonic() + STILL
             self.keep_stacks_of_a_hang()
+            self.keep_places()
         if time.monotonic() >= self.due:
             self.due = time.monotonic() + stragglers.EVERY
             self.stragglers.look(self.library.flight_rings(), time.monotonic())
@@ -325,13 +336,24 @@ class _Watcher:
         records = [read_ring(ring, newest=1) for ring in self.library.flight_rings()]
         moved = max((last_ns(record) for record in records), default=0)
         if records and time.monotonic_ns() - moved > STILL * 1e9:
-            write(Path(self.folder) / f"rank{self.rank}-{os.getpid()}.stacks", stacks_of_threads())
+            write(self.beside("stacks"), stacks_of_threads())
+
+    def keep_places(self) -> None:
+        """Write where the program is between its calls, so that trace can tell why it is slow."""
+        lines = [line for line, _ in collections.Counter(self.places).most_common()]
+        write(self.beside("often"), "\n".join(lines).encode(errors="replace"))
+
+    def beside(self, suffix: str) -> Path:
+        return Path(self.folder) / f"rank{self.rank}-{os.getpid()}.{suffix}"
 
 
-def stacks_of_threads() -> bytes:
-    """Return Python's stacks of all threads but this one, each as it is when it is looked at."""
+def stacks_of_threads(main: str = "") -> bytes:
+    """Return Python's stacks of all threads but this one, each as it is when it is looked at.
+
+    `main`: that of the main thread, which is at the program's end.
+    """
     names = {thread.ident: thread.name for thread in threading.enumerate()}
-    texts = []
+    texts = [f"thread MainThread:\n{main}"] if main else []
     for number, frame in sys._current_frames().items():
         if number != threading.get_ident():
             lines = traceback.format_stack(frame)

@@ -24,6 +24,7 @@ from typing import Any, NamedTuple
 
 from ringcomm._flight import processes
 from ringcomm._flight.processes import Process
+from ringcomm._runtime.lines import innermost
 from ringcomm._text import counted
 
 MAGIC = b"RINGREC1"
@@ -37,7 +38,7 @@ MOMENTS = struct.Struct("<4q")  # ticks and ns of the steady clock: as the proce
 RECORD = struct.Struct("<8Q3q3QiIII")
 LONGEST_NS = 365 * 86400 * 10**9  # no job lasts longer: later times are damage
 NOBODY = 0xFFFFFF  # no root, or any rank
-# What reading a damaged header raises.
+# The exceptions that reading a damaged header may raise.
 DAMAGE = (LookupError, TypeError, ValueError, ArithmeticError, struct.error)
 # As `Purpose` in csrc/report/operation.h.
 CALL, SEVERAL, SPARSE, BUFFERS, MEMORY, STAGED, CODES = range(7)
@@ -160,6 +161,7 @@ class GroupRecord:
     has_left: bool = False  # it was destroyed, or its program ended as it should
     read_ns: int = 0  # by the steady clock of this host: just before its file was read
     at: str = ""  # the line of the program that its main thread was at, "train.py:42 in step"
+    often: str = ""  # the line that it was at most often, of a job that wrote as it ran
     source: str = ""  # the file
     remarks: list[str] = field(default_factory=list)  # about damage
 
@@ -185,7 +187,7 @@ class GroupRecord:
 # Fields of an operation and of a group in the pickle of a rank. Only ring files have the rest.
 FIELDS = [field.name for field in dataclasses.fields(Operation)]
 _OTHERS = {"operations", "source", "remarks", "process", "seen_ns", "has_left", "read_ns", "at"}
-_OTHERS |= {"totals", "traffic"}
+_OTHERS |= {"often", "totals", "traffic"}
 HEADER = [field.name for field in dataclasses.fields(GroupRecord) if field.name not in _OTHERS]
 
 
@@ -468,6 +470,7 @@ def read_folder(path: Path) -> Folder:
             folder.unread |= {int(rank)} if rank.isdecimal() else set()
             continue
         record.source, record.read_ns, record.at = file.name, read_ns, line_beside(file, record)
+        record.often = next(iter(lines_beside(file, "often")), "")
         folder.records.append(record)
         folder.remarks += record.remarks
     have = {record.global_rank for record in folder.records}
@@ -484,27 +487,29 @@ def read_folder(path: Path) -> Folder:
     return folder
 
 
-def lines_beside(ring: Path) -> list[str]:
-    """Return the lines of the program that a process left beside its ring files."""
-    file = ring.with_name(ring.stem.rpartition("-")[0] + ".lines")
+def beside(ring: Path, suffix: str) -> Path:
+    """Return the path of another file that a process leaves beside its ring files."""
+    return ring.with_name(f"{ring.stem.rpartition('-')[0]}.{suffix}")
+
+
+def lines_beside(ring: Path, suffix: str = "lines") -> list[str]:
+    """Return the lines of the program that a process left there."""
     try:
-        return file.read_text(encoding="utf-8", errors="replace").splitlines()
+        text = beside(ring, suffix).read_text(encoding="utf-8", errors="replace")
     except OSError:
         return []
+    return text.splitlines()
 
 
 FRAME = re.compile(r'File "(.+)", line (\d+), in (.+)')
-LIBRARY = re.compile(
-    r"/(site|dist)-packages/|/lib(64)?/python3|/ringcomm/(_|elastic/|tools/)|^<frozen"
-)
 
 
 def line_beside(ring: Path, record: GroupRecord) -> str:
-    """Return the line of the program at which a process left its stacks beside its ring files.
+    """Return the line of the program at which a process left its stacks there.
 
     Stacks are of no use where the group went on after them.
     """
-    file = ring.with_name(ring.stem.rpartition("-")[0] + ".stacks")
+    file = beside(ring, "stacks")
     try:
         text, written_ns = file.read_text(errors="replace"), file.stat().st_mtime_ns
     except OSError:
@@ -512,12 +517,7 @@ def line_beside(ring: Path, record: GroupRecord) -> str:
     if written_ns < record.wall_ns + last_ns(record) - record.steady_ns:
         return ""
     _, _, main = text.partition("thread MainThread:\n")
-    frames = FRAME.findall(main.partition("\n\nthread ")[0])
-    own = [frame for frame in frames if not LIBRARY.search(frame[0])]
-    if not frames:
-        return ""
-    path, line, function = (own or frames)[-1]
-    return f"{path.rpartition('/')[2]}:{line} in {function}"
+    return innermost(FRAME.findall(main.partition("\n\nthread ")[0]))
 
 
 def by_job(records: list[GroupRecord]) -> dict[str, list[GroupRecord]]:

@@ -14,11 +14,16 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
+from ringcomm._runtime.lines import raised_at
+
 LONGEST, MOMENT = 1.0, 0.02  # seconds for threads to return: for ours, and for the program's
 
 
 def fatal_error() -> str:
-    """Return the error that ends the program, as Python leaves it for handlers at exit; else ""."""
+    """Return the error that ends the program, as Python leaves it for handlers at exit; else "".
+
+    It ends with the line of the program that raised it, so that the other ranks can tell it.
+    """
     error = None if hasattr(sys, "ps1") else getattr(sys, "last_value", None)
     if error is None:
         return ""
@@ -28,7 +33,8 @@ def fatal_error() -> str:
         text.encode()
     except Exception:  # noqa: BLE001 - its __str__ raises, or yields no UTF-8
         return name
-    return f"{name}: {text}" if text else name
+    at = raised_at(error.__traceback__)
+    return f"{name}{f': {text}' if text else ''}{f' ({at})' if at else ''}"
 
 
 class _Last:

@@ -6,6 +6,7 @@ is the one place where the backend is known by its name, its devices and its gro
 
 from __future__ import annotations
 
+import difflib
 import functools
 import inspect
 import os
@@ -72,6 +73,8 @@ def take_part(create_stand_in: Callable[[Any, Any], Any]) -> None:
     def make(*args: Any, **kwargs: Any) -> Any:
         call = signature.bind(*args, **kwargs)
         asked = str(call.arguments["backend"])
+        if _is_unknown(asked):
+            return helper(*args, **kwargs)  # which says so
         _refresh_devices()
         wanted = _wanted(asked, call.arguments.get("backend_options"))
         if STAND_IN in wanted and STAND_IN.upper() not in c10d.Backend._plugins:
@@ -100,6 +103,21 @@ def take_part(create_stand_in: Callable[[Any, Any], Any]) -> None:
     make.completed_by = NAME  # type: ignore[attr-defined]
     c10d._new_process_group_helper = make
     coalescing.wrap()
+
+
+def _is_unknown(asked: str) -> bool:
+    """Tell whether torch knows no backend of that name. Raises ValueError for a misspelt ringcomm.
+
+    Looking at such a name in any other way makes torch warn of it.
+    """
+    from torch.distributed import distributed_c10d as c10d
+
+    names = [part.rpartition(":")[2].lower() for part in asked.split(",")]
+    unknown = [name for name in names if name and name not in c10d.Backend.backend_list]
+    for name in unknown:
+        if difflib.get_close_matches(name, [NAME], cutoff=0.75):
+            raise ValueError(f"Unknown backend type {name!r}: did you mean {NAME!r}?")
+    return bool(unknown)
 
 
 def _refresh_devices() -> None:

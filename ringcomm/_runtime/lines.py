@@ -1,4 +1,4 @@
-"""The lines of the program that call collectives, as numbers in flight records.
+"""Lines of the program: where a thread is, and which of them call collectives.
 
 With RINGCOMM_TRACE_LINES=1 the library asks for the number of each caller. The numbers are those of
 lines in a text file beside the records, which is written as lines are first seen: it is there, too,
@@ -10,12 +10,20 @@ from __future__ import annotations
 import functools
 import importlib.util
 import os
+import re
 import sys
 import threading
+import traceback
+from collections.abc import Iterable
 from pathlib import Path
-from types import FrameType
+from types import FrameType, TracebackType
 
 OURS = str(Path(__file__).parents[1]) + os.sep
+
+LIBRARY = re.compile(
+    r"/(site|dist)-packages/|/lib(64)?/python3|/ringcomm/(_|elastic/|tools/)|^<frozen"
+)
+COLLECTIVE = re.compile(r"/torch/distributed/")
 
 _lock = threading.Lock()
 _numbers: dict[tuple[str, int], int] = {}
@@ -40,6 +48,36 @@ def frame_outside(folders: tuple[str, ...] | str) -> FrameType | None:
     while frame is not None and frame.f_code.co_filename.startswith(folders):
         frame = frame.f_back
     return frame
+
+
+def innermost(frames: Iterable[tuple[str, object, str]]) -> str:
+    """Return "train.py:42 in load", the last of the frames that is of no library; "" for none.
+
+    A frame is a file, a line and a function. If all are of libraries, the last one is told.
+    """
+    some = list(frames)
+    own = [frame for frame in some if not LIBRARY.search(frame[0])]
+    if not some:
+        return ""
+    path, line, function = (own or some)[-1]
+    return f"{path.rpartition('/')[2]}:{line} in {function}"
+
+
+def raised_at(trace: TracebackType | None) -> str:
+    """Return the line of the program that raised an exception; "" where there is none."""
+    frames = traceback.walk_tb(trace)
+    return innermost((f.f_code.co_filename, line, f.f_code.co_name) for f, line in frames)
+
+
+def main_thread_at() -> str:
+    """Return the line that the main thread is at; "" while it calls a collective."""
+    frame = sys._current_frames().get(threading.main_thread().ident or 0)
+    if frame is None or COLLECTIVE.search(frame.f_code.co_filename):
+        return ""
+    frames = [
+        (f.f_code.co_filename, line, f.f_code.co_name) for f, line in traceback.walk_stack(frame)
+    ]
+    return innermost(reversed(frames))
 
 
 @functools.cache

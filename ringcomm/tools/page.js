@@ -41,7 +41,7 @@ async function fit(place, figure, margin) {
 }
 
 async function draw() {
-  for (const place of document.querySelectorAll(".plot")) {
+  for (const place of document.querySelectorAll(".plot:not(.own)")) {
     const figure = JSON.parse(place.nextElementSibling.textContent);
     const options = { responsive: true, displaylogo: false, displayModeBar: window.innerWidth < 600 ? false : "hover" };
     const layout = themed(figure.layout);

@@ -1,7 +1,8 @@
 """One HTML page with figures, tables and texts, which needs no network.
 
-plotly's script is inlined. Colors follow the reader's choice of light or dark, and figures the
-width of the window. The palette is that of all pictures and pages of ringcomm.
+Figures are plotly's, whose script of megabytes is inlined then, or drawings of figures.js. Colors
+follow the reader's choice of light or dark, and figures the width of the window. The palette is
+that of all pictures and pages of ringcomm.
 """
 
 from __future__ import annotations
@@ -33,7 +34,8 @@ def needed() -> None:
 
 def style() -> str:
     """Return the style of a page."""
-    colors = svg.variables({"raised": ("#f4f6f8", "#1d2125"), "accent": svg.BLUE}, ":root")
+    own = {"raised": ("#f4f6f8", "#1d2125"), "accent": svg.BLUE, **svg.MEANINGS}
+    colors = svg.variables(own, ":root")
     return f"{colors}\n{(FOLDER / 'page.css').read_text(encoding='utf-8')}"
 
 
@@ -69,9 +71,13 @@ class Page:
         layout = {**drawn.get("layout", {}), "height": height, "autosize": True}
         layout.pop("template", None)
         part = {"data": drawn["data"], "layout": layout}
-        # A "</script>" in a name must not end the script.
-        text = json.dumps(part).replace("</", "<\\/")
+        text = inside_script(part)
         self.parts.append({"kind": "figure", "json": text, "caption": caption, "height": height})
+
+    def drawing(self, figure: str, data: dict[str, Any], caption: str) -> None:
+        """Add a drawing: the function of that name in figures.js draws the data."""
+        text = inside_script({"figure": figure, **data})
+        self.parts.append({"kind": "drawing", "json": text, "caption": caption})
 
     def write(self, path: Path) -> None:
         """Write the page. Raises ValueError where `ringcomm[tools]` is missing, and OSError."""
@@ -79,16 +85,23 @@ class Page:
         template = jinja.Environment(autoescape=True).from_string(
             (FOLDER / "page.html").read_text()
         )
-        has_figures = any(part["kind"] == "figure" for part in self.parts)
-        library = extra("plotly.offline").get_plotlyjs() if has_figures else ""
+        kinds = {part["kind"] for part in self.parts}
+        library = extra("plotly.offline").get_plotlyjs() if "figure" in kinds else ""
+        drawings = (FOLDER / "figures.js").read_text() if "drawing" in kinds else ""
         path.write_text(
             template.render(
                 page=self,
                 library=library,
+                drawings=drawings,
                 style=style(),
                 script=(FOLDER / "page.js").read_text(),
             )
         )
+
+
+def inside_script(data: Any) -> str:
+    """Return it as JSON in which a "</script>" in a name does not end the script."""
+    return json.dumps(data, separators=(",", ":")).replace("</", "<\\/")
 
 
 def is_number(text: str) -> bool:

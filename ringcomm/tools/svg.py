@@ -21,6 +21,15 @@ GROUNDS = {
 BLUE, ORANGE, VERMILION = ("#0072b2", "#56b4e9"), ("#e69f00", "#f0b432"), ("#d55e00", "#f47f3c")
 GREEN, PINK, SKY = ("#009e73", "#2fc79a"), ("#cc79a7", "#e19fc4"), ("#56b4e9", "#8fd3ff")
 BROWN, PURPLE = ("#8a6d3b", "#c9a66b"), ("#6a51a3", "#a58fe0")
+# What ranks do has one color everywhere: in plans over time, and in records of jobs.
+MEANINGS: dict[str, Pair] = {
+    "moves": BLUE,  # bytes
+    "adds": GREEN,
+    "waits": ("#b87400", "#f0b432"),
+    "queued": ("#8a939d", "#79838d"),
+    "wrong": VERMILION,  # failed, or not ended
+    "credit": PINK,
+}
 RULES = (
     ".ground { fill: var(--ground); }",
     "text { fill: var(--ink); }",
@@ -50,6 +59,7 @@ def style(colors: Mapping[str, Pair], rules: Iterable[str], scope: str = "svg") 
         (
             variables(colors, scope),
             f"{scope} {{ background: var(--ground); font: 12px system-ui, sans-serif; }}",
+            f"{scope} {{ max-width: 100%; height: auto; }}",  # no wider than its page
             *(f"{scope} {rule}" for rule in (*RULES, *rules)),
         )
     )

@@ -270,3 +270,21 @@ def test_an_unknown_value_is_refused(python: Run, tmp_path: Path) -> None:
     answers = said(python, tmp_path, cases)
     for answer, ((name, value), words) in zip(answers, wrong.items(), strict=True):
         assert answer == [f"{name}={value} {words}\n", ""]
+
+
+MISSPELT = """
+for name in ("ringcom", "RingComms", "cpu:ringcom,cuda:nccl", "nosuch"):
+    try:
+        start(name)
+    except (ValueError, AssertionError) as error:
+        print(error)
+"""
+
+
+def test_a_misspelt_name(python: Run, tmp_path: Path) -> None:
+    """torch says itself that it knows no other name, and warns of it once."""
+    [[stdout, stderr]] = said(python, tmp_path, [({}, MISSPELT)])
+    meant = "Unknown backend type {}: did you mean 'ringcomm'?\n"
+    names = ("'ringcom'", "'ringcomms'", "'ringcom'")
+    assert stdout == "".join(map(meant.format, names)) + "Unknown backend type nosuch\n"
+    assert stderr.count("Device capability of nosuch unknown") <= 1

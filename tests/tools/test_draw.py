@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Iterator
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from lab import ROOT, browser
+from lab.devtools import Browser
 from ringcomm.__main__ import main
 from ringcomm.algorithms.call import call_of
 from ringcomm.algorithms.steps import GroupPlans, Operand, Step
@@ -130,6 +132,7 @@ def test_a_frame_a_round_and_a_cell_a_chunk(tmp_path: Path, ranks: int) -> None:
     assert len(by_class["arrow"]) == ranks * (ranks - 1)
     assert len(by_class["done"]) == ranks + 1  # and the key
     width, height = float(root.get("width", "")), float(root.get("height", ""))
+    assert width <= 1200
     for label in root.iter(f"{SVG}text"):
         assert 0 <= float(label.get("x", "")) < width
         assert 0 <= float(label.get("y", "")) < height
@@ -184,10 +187,33 @@ def test_mistakes_are_one_sentence(
 
 
 @needs_chromium
-def test_the_slider_shows_a_round(tmp_path: Path) -> None:
+def test_the_page_opens_at_the_first_round(tmp_path: Path) -> None:
     path = tmp_path / "story.html"
     assert main(["plan", "draw", "reduce_scatter", "--algorithm", "ring", "--html", str(path)]) == 0
     shown = browser.document(path)
     assert shown.count('<div class="frame"') == 4
     assert len(re.findall(r'<div class="frame" hidden=""', shown)) == 3
-    assert "No message has been sent." in re.sub(r"<script.*?</script>", "", shown, flags=re.S)
+    assert '<div class="frame"><svg class="story"' in shown.partition("at the start")[2]
+    told = re.sub(r"<script.*?</script>", "", shown, flags=re.S)
+    assert "round 1 of 3</output>" in told
+    assert "<li>rank 0 to rank 1: chunk 3, of rank 0</li>" in told
+
+
+@needs_chromium
+@pytest.mark.parametrize("ranks", [4, 8])
+def test_nothing_is_wider_than_its_page(tmp_path: Path, ranks: int) -> None:
+    """Nor are keys cut off: they break into lines."""
+    words = ["plan", "draw", "all_reduce", "--algorithm", "ring", "--ranks", str(ranks)]
+    files = [tmp_path / "story.html", tmp_path / "story.svg"]
+    assert main([*words, "--html", str(files[0]), "--svg", str(files[1])]) == 0
+    with Browser() as chromium:
+        for path, width in itertools.product(files, (400, 1200)):
+            size = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": False}
+            chromium.ask("Emulation.setDeviceMetricsOverride", **size)
+            chromium.open(path.as_uri())
+            assert chromium.run("document.documentElement.scrollWidth") <= width
+            texts = ".keys text" if path.suffix == ".html" else ":scope > text"
+            right = f"document.documentElement.querySelectorAll('{texts}')"
+            ends = chromium.run(f"[...{right}].map(one => one.getBoundingClientRect().right)")
+            assert len(ends) > 5
+            assert max(ends) <= width

@@ -19,6 +19,7 @@ from ringcomm._network.costs import Network
 from ringcomm._text import size as size_of
 from ringcomm.algorithms.call import COLLECTIVES, Call, call_of
 from ringcomm.algorithms.steps import VERBS, Step, plan_of
+from ringcomm.tools import svg
 from ringcomm.tools.plan import lanes, show
 from ringcomm.tools.plan.simulate import topology
 from ringcomm.tools.plan.simulate.engine import simulate
@@ -227,7 +228,11 @@ def test_a_lane_a_rank_and_an_arrow_a_message(
     lanes = [float(text.get("y", "")) for text in names]
     assert all(below - above >= 14 for above, below in itertools.pairwise(lanes))
     assert heights[-1] < float(root.get("height", ""))
-    paths = [path for path in root.iter(f"{SVG}path") if path.get("class") in ("data", "credit")]
+    paths = [
+        path
+        for path in root.iter(f"{SVG}path")
+        if {"data", "credit"}.intersection(path.get("class", "").split())
+    ]
     messages = [path for path in paths if path.find(f"{SVG}title") is not None]
     number = size_of(size)
     steps = plans_of(call_of("all_reduce", ranks, number, hosts)).steps
@@ -250,6 +255,19 @@ def test_labels_are_apart(tmp_path: Path, ranks: int, hosts: int, size: str) -> 
             apart = abs(y - other_y) >= 10 or x >= other_x + other or other_x >= x + width
             assert apart, (labels[i].text, x, y)
     assert bool(labels) == (ranks <= 16)
+    assert len(labels) <= lanes.FEW
+
+
+def test_most_of_a_picture_is_the_plan(tmp_path: Path) -> None:
+    """Not its head; and it is no wider than a page."""
+    path = drawn(tmp_path, "all_reduce", "--ranks", "4", "--hosts", "2", "--size", "64K")
+    root = ElementTree.parse(path).getroot()
+    first = next(text for text in root.iter(f"{SVG}text") if text.get("class") == "name")
+    assert float(first.get("y", "")) < 0.5 * float(root.get("height", ""))
+    axis = next(text for text in root.iter(f"{SVG}text") if text.text == "0 ms")
+    assert float(axis.get("y", "")) < 0.33 * float(root.get("height", ""))
+    wide = drawn(tmp_path, "all_reduce", "--ranks", "8", "--hosts", "8", "--size", "1M")
+    assert float(ElementTree.parse(wide).getroot().get("width", "")) <= 1200
 
 
 def test_plans_as_json(tmp_path: Path) -> None:
@@ -309,8 +327,7 @@ def test_the_picture_is_light_or_dark(tmp_path: Path, dark: bool) -> None:
     pixels = pyplot.imread(tmp_path / "plan.png")[:, :, :3]
     ground = float(pixels[490, 1190].mean())
     assert ground < 0.2 if dark else ground > 0.95
-    colors = (
-        [(0x56, 0xB4, 0xE9), (0xE6, 0x9F, 0x00)] if dark else [(0, 0x72, 0xB2), (0xD5, 0x5E, 0)]
-    )
-    for color in colors:
+    for name in ("moves", "adds"):
+        pair = svg.MEANINGS[name][dark]
+        color = [int(pair[at : at + 2], 16) for at in (1, 3, 5)]
         assert (abs(pixels * 255 - color).sum(axis=2) < 20).sum() > 500

@@ -302,6 +302,28 @@ def test_the_report(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     ElementTree.parse(picture)
 
 
+def test_only_the_critical_path_is_labeled(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """Of a ring of 8 ranks, with its hundreds of messages."""
+    picture = tmp_path / "lanes.svg"
+    words = ("--ranks", "8", "--algorithm", "ring", "--size", "1M", "--svg", str(picture))
+    out = printed(capsys, "all_reduce", *words)
+    elements = list(ElementTree.parse(picture).getroot().iter())
+    drawn = [one for one in elements if one.get("class") == "data critical"]
+    (count,) = re.findall(r"critical path: (\d+) messages", out)
+    assert len(drawn) == int(count) + 1  # and the key
+    labels = [one for one in elements if one.get("class") == "bytes outlined"]
+    assert 0 < len(labels) <= 8
+
+
+def test_a_sweep_is_as_wide_as_a_page(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    picture = tmp_path / "sweep.svg"
+    words = ("--ranks", "2,4,8,16", "--size", "1K,1M", "--algorithm", "ring")
+    printed(capsys, "all_reduce", *words, "--svg", str(picture))
+    assert float(ElementTree.parse(picture).getroot().get("width", "")) <= 1200
+
+
 def test_a_sweep_finds_where_algorithms_cross(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:

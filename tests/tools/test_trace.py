@@ -194,6 +194,40 @@ def test_one_slow_rank_is_no_slow_host(tmp_path: Path) -> None:
     assert finding.sentence.startswith("host node1 is a straggler: all of its ranks 2 and 3 were")
 
 
+def test_where_a_straggler_is_between_its_calls(tmp_path: Path) -> None:
+    flights, _ = training(8, steps=40, slow=5)
+    folder = write(tmp_path, flights)
+    process = flights[5].name().rpartition("-")[0]
+    (folder / f"{process}.often").write_text("train.py:42 in load\ntrain.py:9 in step\n")
+    (finding,) = analyse(job_of(read_folder(folder)))
+    assert "; between its calls it is mostly at train.py:42 in load (host node0" in finding.sentence
+
+
+@pytest.mark.parametrize(("sent", "said"), [(500_000, True), (50_000_000, False), (5000, False)])
+def test_a_slow_network(tmp_path: Path, sent: int, said: bool) -> None:
+    """Time goes by while bytes move, though nobody is late: 5 MB/s of each rank."""
+    flights, now = training(3, steps=2, hosts=3)
+    for step in range(4):
+        at = now + step * 110 * MS
+        for flight in flights:
+            flight.call("all_reduce", at, at + 100 * MS, sent=sent, waited=90 * MS, peer=1)
+    told = findings(tmp_path, flights)
+    assert [finding.kind for finding in told] == [Kind.NETWORK] * said
+    assert all("the ranks send 5 MB/s each, and wait, most of all" in f.sentence for f in told)
+
+
+def test_the_dearest_slowness_comes_first(tmp_path: Path) -> None:
+    flights, now = training(4, steps=40, hosts=2, slow=1)
+    for flight in flights:
+        stalled: dict[str, Any] = {"waited": 300 * MS, "longest": 290 * MS, "peer": 3}
+        flight.call("all_reduce", now, now + 310 * MS, **(stalled if flight.rank == 0 else {}))
+    assert [f.kind for f in findings(tmp_path / "a", flights)] == [Kind.NETWORK, Kind.STRAGGLER]
+    flights, now = training(4, steps=400, hosts=2, slow=1, capacity=1024)
+    for flight in flights:
+        flight.call("all_reduce", now, now + 310 * MS, **(stalled if flight.rank == 0 else {}))
+    assert [f.kind for f in findings(tmp_path / "b", flights)] == [Kind.STRAGGLER, Kind.NETWORK]
+
+
 def test_a_network_that_stood_still(tmp_path: Path) -> None:
     flights, now = training(4, hosts=2)
     for flight in flights:

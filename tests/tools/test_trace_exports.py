@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -193,12 +194,12 @@ def test_only_the_newest_are_drawn(tmp_path: Path) -> None:
 @needs_chromium
 @pytest.mark.parametrize(("size", "hosts"), [(2, 1), (8, 2), (64, 8)])
 def test_a_page_shows_the_finding_and_the_figures(tmp_path: Path, size: int, hosts: int) -> None:
-    pytest.importorskip("plotly")
+    pytest.importorskip("jinja2")
     told = job(tmp_path, hang(size, hosts))
     write_page(told, analyse(told), tmp_path / "page.html")
     text = browser.document(tmp_path / "page.html")
     assert f"rank {size - 1} never called barrier #21" in text
-    assert text.count('class="main-svg"') >= 2
+    assert text.count("<canvas") == 2
     for words in ("ms since the oldest operation here", "rank that waited", "not ended"):
         assert words in text
-    assert ">ms<" in text or ">µs<" in text
+    assert re.search(r">[\d.]+ [mµ]s waited<", text)

@@ -1,4 +1,4 @@
-"""`ringcomm trace` and `top` know which processes live: a job that was cancelled is no hang."""
+"""`ringcomm trace` and `top` know which processes live: a job that was canceled is no hang."""
 
 from __future__ import annotations
 
@@ -53,12 +53,12 @@ def call(flights: list[Flight], ranks: list[int], at: int, seen: int) -> None:
         flight.seen = seen
 
 
-def test_a_cancelled_job_is_no_hang(tmp_path: Path, capsys: Any) -> None:
+def test_a_canceled_job_is_no_hang(tmp_path: Path, capsys: Any) -> None:
     flights, now = job(3)
     call(flights, [0, 2], now + MS, now + 2 * MS)
     status, lines = told(tmp_path, flights, capsys)
     assert lines[0].startswith(
-        "all 3 processes are gone; no failure was recorded: the job was cancelled or killed, it "
+        "all 3 processes are gone; no failure was recorded: the job was canceled or killed, it "
         "seems; the last sign of life is of "
     )
     assert status == 1
@@ -73,7 +73,7 @@ def test_nor_is_one_that_was_slow(tmp_path: Path, capsys: Any) -> None:
     assert lines[1].startswith("also rank 1 is a straggler")
 
 
-def test_a_cancelled_hang_is_told_second(tmp_path: Path, capsys: Any) -> None:
+def test_a_canceled_hang_is_told_second(tmp_path: Path, capsys: Any) -> None:
     flights, now = job(3)
     call(flights, [0, 2], now + MS, now + 42 * S)
     _, lines = told(tmp_path, flights, capsys)
@@ -240,7 +240,7 @@ def stop(jobs: list[subprocess.Popen[str]]) -> None:
         job.communicate()
 
 
-def test_a_job_is_watched_and_cancelled(tmp_path: Path, capsys: Any) -> None:
+def test_a_job_is_watched_and_canceled(tmp_path: Path, capsys: Any) -> None:
     records = str(tmp_path / "records")
     jobs = start(tmp_path, "goes on")
     try:

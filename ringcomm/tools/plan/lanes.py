@@ -1,7 +1,7 @@
 """A plan in time: ranks from top to bottom, time from left to right, messages as arrows.
 
-The picture is as wide as its messages need: narrow windows scroll. Its times are those of the
-simulation.
+The picture has the width of a page, and more only for many messages. Where there are too many to
+read, only those of the critical path have labels. Its times are those of the simulation.
 """
 
 from __future__ import annotations
@@ -9,35 +9,32 @@ from __future__ import annotations
 import math
 import textwrap
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from typing import NamedTuple
 
 from ringcomm._text import show_seconds, show_size
 from ringcomm.tools import svg
 from ringcomm.tools.plan.simulate.engine import Engine, Span, TimedMessage
+from ringcomm.tools.plan.simulate.path import messages_of
 
 MOST_MESSAGES = 20_000  # a browser takes seconds to show more
 LEFT, RIGHT = 76, 28  # margins of the time axis, in pixels, as all lengths here
-NARROWEST, WIDEST = 660, 6000  # widths of the time axis
+NARROWEST, WIDEST = 660, 1080  # widths of the time axis
 PER_MESSAGE = 15  # width for each message that the busiest rank sends
-COLUMNS = 52  # characters of a line of text: the head fits into a narrow window
+FEW = 40  # messages that all have labels
+LETTER = 6.6  # the width of a character of the head, at most
 LINE = 17
 HOST = 20  # the line that names a host
 DIGIT = 6.2  # the width of a character of a label
 
-COLORS = {
-    "wait": ("#aab2bb", "#5f6973"),
-    "copy": svg.BLUE,
-    "reduce": (svg.VERMILION[0], svg.ORANGE[0]),
-    "credit": (svg.PINK[0], svg.PINK[0]),
-}
 RULES = (
     ".base { stroke: var(--line); }",
-    ".wait { fill: var(--wait); }",
-    ".copy { fill: var(--copy); }",
-    ".reduce { fill: var(--reduce); }",
+    ".wait { fill: var(--waits); }",
+    ".copy { fill: var(--moves); }",
+    ".reduce { fill: var(--adds); }",
     ":is(.data, .credit) { fill: none; stroke: var(--ink); stroke-opacity: var(--strength); }",
     ".credit { stroke: var(--credit); stroke-dasharray: 4 3; }",
+    ":is(.data, .credit).critical { stroke-width: 2px; stroke-opacity: 1; }",
     ":is(.data, .credit):hover { stroke-opacity: 1; stroke-width: 3px; }",
     ".head { fill: var(--ink); fill-opacity: calc(var(--strength) + 0.3); }",
     ".head-credit { fill: var(--credit); fill-opacity: calc(var(--strength) + 0.3); }",
@@ -79,36 +76,38 @@ class Scale(NamedTuple):
         return self.lane - self.bar >= 20
 
 
-def draw(title: str, notes: Sequence[str], run: Engine) -> str:
-    """Return the SVG of a simulation, with notes beneath the title.
+def draw(title: str, notes: Sequence[str], run: Engine, head: bool = True) -> str:
+    """Return the SVG of a simulation, with notes beneath the title; `head`: or without both.
 
     Raises ValueError where there are too many messages.
     """
     check(len(run.messages))
-    heading = textwrap.wrap(title, COLUMNS - 8)
-    lines = [*heading, *(line for note in notes for line in textwrap.wrap(note, COLUMNS))]
     size = len(run.programs)
     busiest = max(Counter(message.sender for message in run.messages).values(), default=0)
     width = min(max(NARROWEST, PER_MESSAGE * busiest), WIDEST)
+    columns = int((LEFT + width - 12) / LETTER)
+    heading = textwrap.wrap(title, columns * 4 // 5) if head else []
+    lines = [*heading, *(line for note in notes for line in textwrap.wrap(note, columns) if head)]
     lane = 60 if size <= 8 else 36 if size <= 16 else 20
-    top = len(lines) * LINE + 4 * LINE + 58
+    top = len(lines) * LINE + 3 * LINE + 22 + 14 * bool(lines)
     # Where nothing takes time, all is at its beginning.
     seconds, bar = run.seconds or 1e-9, 14 if lane > 20 else 10
     scale = Scale(seconds, width, top, lane, bar, size, run.local)
+    critical = {id(message) for message in messages_of(run)}
     parts = [
         f"<defs>{ARROWS}</defs>",
         *(
             svg.text(12, number * LINE + 4, line, "title" if number <= len(heading) else "soft")
             for number, line in enumerate(lines, 1)
         ),
-        *legend(len(lines) * LINE + 18, scale),
+        *legend(len(lines) * LINE + 14 * bool(lines), scale, len(run.messages) <= FEW),
         *axis(scale),
-        *arrows(scale, run.messages),
+        *arrows(scale, run.messages, critical),
         *lanes(scale, run.of_rank),
     ]
     strong = f' style="--strength: {strength(scale, run.messages):.2f}"'
     whole, high = LEFT + width + RIGHT, math.ceil(scale.bottom) + 16
-    return svg.picture(title, whole, high, svg.style(COLORS, RULES), parts, strong)
+    return svg.picture(title, whole, high, svg.style(svg.MEANINGS, RULES), parts, strong)
 
 
 def check(messages: int) -> None:
@@ -120,39 +119,41 @@ def check(messages: int) -> None:
         )
 
 
-def legend(top: float, scale: Scale) -> Iterator[str]:
-    """Four lines: the bars in two, then the arrows, then how to read their bytes."""
-    for x, css, words in (
-        (12, "copy", "copies"),
-        (112, "reduce", "adds up"),
-        (212, "wait", "waits"),
-    ):
-        height = 5 if css == "wait" else 10
+def legend(top: float, scale: Scale, few: bool) -> Iterator[str]:
+    """Two lines of bars and arrows, and one on how to read times and bytes."""
+    x = 12.0
+    for css, words in (("copy", "copies"), ("reduce", "adds up"), ("wait", "waits")):
+        height = 4 if css == "wait" else 10
         yield svg.box(x, top + 7 - height / 2, 22, height, css)
         yield svg.text(x + 28, top + 11, words)
-    rows = (
-        ("data", "message: from its signal to its arrival"),
-        ("credit", "credit: the reader gives a slot back"),
-    )
-    for number, (css, words) in enumerate(rows, 1):
-        y = top + number * LINE + 7
-        more = f' style="--strength: 0.75" marker-end="url(#to-{css})"'
-        yield svg.path(f"M12 {y}H34", css, more=more)
-        yield svg.text(40, y + 4, words)
-    where = "at arrows, and where" if scale.has_labels else "where"
-    words = f"Bytes (K: 1024) stand {where} the pointer rests."
-    yield svg.text(12, top + 3 * LINE + 11, words, "soft")
+        x += 100
+    y = top + 7.0
+    for css, mark, words in (
+        ("data critical", "data", "the critical path"),
+        ("data", "data", "message: from its signal to its arrival"),
+        ("credit", "credit", "credit: the reader gives a slot back"),
+    ):
+        more = f' style="--strength: 0.75" marker-end="url(#to-{mark})"'
+        yield svg.path(f"M{svg.near(x)} {svg.near(y)}h22", css, more=more)
+        yield svg.text(x + 28, y + 4, words)
+        x, y = (12.0, y + LINE) if "critical" in css else (312.0, y)
+    _, _, name = tick_of(scale.seconds, scale.width / 90)
+    where = "where the pointer rests"
+    if scale.has_labels:
+        where = f"at {'arrows' if few else 'the critical path'}, and {where}"
+    words = f"Times are the model's, in {name}. Bytes (K: 1024) stand {where}."
+    yield svg.text(12, top + 2 * LINE + 11, words, "soft")
 
 
 def axis(scale: Scale) -> Iterator[str]:
     """Draw lines for round times, with the times above them."""
     step, unit, name = tick_of(scale.seconds, scale.width / 90)
     y = scale.top - 8
-    yield svg.text(12, y - 18, f"time by the model, in {name}", "soft")
     for i in range(int(scale.seconds / step * (1 + 1e-9)) + 1):
         x = scale.x(i * step)
         yield svg.path(f"M{x:.1f} {y + 4}V{scale.bottom:.1f}", "grid")
-        yield svg.text(x, y, f"{i * step / unit:.6g}", "soft", "middle")
+        words = f"{i * step / unit:.6g}" if i else f"0 {name}"
+        yield svg.text(x, y, words, "soft", "middle")
 
 
 def tick_of(seconds: float, count: float) -> tuple[float, float, str]:
@@ -186,7 +187,7 @@ def bar(scale: Scale, span: Span, y: float) -> Iterator[str]:
     """Draw a rank's work; a step that takes no time is a thin line, and no wait."""
     if span.verb == "wait" and span.end <= span.begin:
         return
-    x, height = scale.x(span.begin), scale.bar if span.verb != "wait" else scale.bar * 0.4
+    x, height = scale.x(span.begin), scale.bar if span.verb != "wait" else scale.bar * 0.3
     width = max(scale.x(span.end) - x, 0 if span.verb == "wait" else 1.5)
     size = f" {show_size(span.bytes)} bytes" if span.bytes else ""
     title = f"{span.verb}{size}, {show_seconds(span.end - span.begin)}"
@@ -202,10 +203,16 @@ def strength(scale: Scale, messages: Sequence[TimedMessage]) -> float:
 Point = tuple[float, float]
 
 
-def arrows(scale: Scale, messages: Sequence[TimedMessage]) -> Iterator[str]:
-    labels = []
+def arrows(
+    scale: Scale, messages: Sequence[TimedMessage], critical: Container[int]
+) -> Iterator[str]:
+    """Draw the messages; `critical` are the ids of those that have a bold arrow and a label.
+
+    Of many critical messages of one pair and one size, the last has the label.
+    """
+    labels: dict[object, tuple[str, tuple[Point, Point]]] = {}
     placed: list[tuple[float, float, float]] = []
-    for message in messages:
+    for message in sorted(messages, key=lambda message: id(message) in critical):
         ends = ends_of(scale, message)
         (x1, y1), (x2, y2) = ends
         size = f"{show_size(message.bytes)} bytes" if message.bytes else "no bytes"
@@ -215,10 +222,13 @@ def arrows(scale: Scale, messages: Sequence[TimedMessage]) -> Iterator[str]:
             f"taken at {show_seconds(message.taken)}"
         )
         d, head = f"M{x1:.1f} {y1:.1f}L{x2:.1f} {y2:.1f}", f' marker-end="url(#to-{message.lane})"'
-        yield svg.path(d, message.lane, title=title, more=head)
-        if message.bytes and scale.has_labels:
-            labels.append((show_size(message.bytes), ends))
-    for words, ends in labels:
+        bold = id(message) in critical
+        yield svg.path(d, f"{message.lane}{' critical' * bold}", title=title, more=head)
+        few = len(messages) <= FEW
+        if message.bytes and scale.has_labels and (bold or few):
+            same = (message.sender, message.receiver, message.bytes)
+            labels[id(message) if few else same] = show_size(message.bytes), ends
+    for words, ends in reversed(labels.values()):
         yield from label(scale, words, ends, placed)
 
 

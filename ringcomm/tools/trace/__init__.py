@@ -20,7 +20,7 @@ from ringcomm.tools.trace.clocks import align, set_clocks
 from ringcomm.tools.trace.findings import Finding
 from ringcomm.tools.trace.job import FRESH_NS, Job, groups_of
 from ringcomm.tools.trace.tell import tell
-from ringcomm.tools.trace.waiting import FEW, stops, young
+from ringcomm.tools.trace.waiting import FEW, is_young, place_of, stops, young
 
 WELL, WRONG, UNREADABLE = 0, 1, 2
 EXAMPLES = (
@@ -84,13 +84,14 @@ def next_steps(job: Job) -> list[str]:
     missing = [
         stop.group.records[rank]
         for stop in stops(job)
+        if not is_young(job, stop)
         for rank in stop.missing
         if rank in stop.group.records
     ]
     asked = {
         record.process: record
         for record in missing
-        if not record.at and job.lives[record.process] == Life.LIVES
+        if job.lives[record.process] == Life.LIVES and not place_of(job, record)
     }
     if not 0 < len(asked) <= FEW:
         return []

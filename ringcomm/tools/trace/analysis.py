@@ -8,16 +8,21 @@ from ringcomm._text import ranks_text, spans
 from ringcomm.tools.trace.findings import COLUMNS, Finding, Kind, table, where
 from ringcomm.tools.trace.job import Group, Job, clock_text
 from ringcomm.tools.trace.messages import lonely_messages
-from ringcomm.tools.trace.slow import networks, stragglers
-from ringcomm.tools.trace.waiting import waiting
+from ringcomm.tools.trace.slow import networks, slow_networks, stragglers
+from ringcomm.tools.trace.waiting import line_of, waiting
 
 
 def analyse(job: Job) -> list[Finding]:
     """Return what is wrong, causes first; nothing where all is well."""
     findings = [*mismatches(job), *lost(job), *waiting(job), *lonely_messages(job), *networks(job)]
     findings += failures(job)
-    findings += stragglers(job)
-    return sorted(findings, key=lambda finding: (finding.follows, finding.kind))
+    findings += [*stragglers(job), *slow_networks(job)]
+    return sorted(findings, key=order)
+
+
+def order(finding: Finding) -> tuple[bool, int, float]:
+    """Return what sorts findings: of what is only slow, the one that costs most comes first."""
+    return finding.follows, min(finding.kind, Kind.NETWORK), -finding.lost
 
 
 def mismatches(job: Job) -> Iterator[Finding]:
@@ -35,6 +40,7 @@ def mismatch(job: Job, group: Group, sequence: int) -> Finding:
     parts = [
         f"{group.say(ranks)} called {calls[ranks[0]].collective} "
         f"{calls[ranks[0]].arguments}".rstrip()
+        + line_of(group, group.ranks[ranks[0]])
         for ranks in sorted(kinds.values(), key=len)
     ]
     agreed = [n for n, some in group.calls.items() if n < sequence]
@@ -66,7 +72,7 @@ def lost(job: Job) -> Iterator[Finding]:
     who = f"all {len(ranks)} processes are" if len(ranks) > 1 else "the process is"
     yield Finding(
         Kind.GONE,
-        f"{who} gone; no failure was recorded: the job was cancelled or killed, it seems{when}",
+        f"{who} gone; no failure was recorded: the job was canceled or killed, it seems{when}",
     )
 
 

@@ -37,6 +37,7 @@ class Finding:
     columns: Sequence[str] = ()
     rows: Sequence[Sequence[str]] = ()
     follows: bool = False  # from another finding
+    lost: float = 0  # seconds, of what is only slow
 
 
 COLUMNS = ("rank", "host", "call", "state", "called at", "before that")

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ringcomm._flight.records import GroupRecord, Operation
+from ringcomm._flight.records import LONGEST_NS, GroupRecord, Operation
 from ringcomm.tools.trace.clocks import shift_text
 from ringcomm.tools.trace.job import Group, Job
 
@@ -43,7 +43,7 @@ class Slice:
 def slices_of(job: Job, last: int) -> dict[int, list[Slice]]:
     """Return the newest `last` operations of each global rank, by the time of the call.
 
-    An operation that has not ended lasts until the last thing that was recorded.
+    An operation that has not ended lasts until its process was last seen.
     """
     slices: dict[int, list[Slice]] = {}
     for group in job.groups:
@@ -52,9 +52,7 @@ def slices_of(job: Job, last: int) -> dict[int, list[Slice]]:
             for operation in record.operations:
                 called = job.called(record, operation)
                 began = called if operation.began_ns is None else job.at(record, operation.began_ns)
-                ended = (
-                    job.end if operation.ended_ns is None else job.at(record, operation.ended_ns)
-                )
+                ended = lasted(job, record, operation)
                 if operation.state == "queued":
                     began = ended
                 own.append(Slice(group, record, operation, called, began, max(ended, began)))
@@ -68,6 +66,19 @@ def slices_of(job: Job, last: int) -> dict[int, list[Slice]]:
                 at - start for at in (slice_.called, slice_.began, slice_.ended)
             )
     return dict(sorted(slices.items()))
+
+
+def lasted(job: Job, record: GroupRecord, operation: Operation) -> int:
+    """Return when an operation ended; else until when it is known to have lasted; ns since 1970.
+
+    That is when its process was last seen, and no earlier than the last thing that was recorded.
+    """
+    if operation.ended_ns is not None:
+        return job.at(record, operation.ended_ns)
+    age = job.age(record, operation)
+    if age is None or age > LONGEST_NS:
+        return job.end
+    return max(job.end, job.called(record, operation) + age)
 
 
 def place(slices: list[Slice]) -> None:

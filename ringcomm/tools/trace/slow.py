@@ -14,6 +14,9 @@ from ringcomm.tools.trace.job import Calls, Group, Job, clock_text
 FEWEST = 10  # collectives, for a verdict on stragglers
 OFTEN = 0.75  # a straggler is the last to call so many of the collectives
 SHARE = 0.02  # the part of their time that the others lose for it
+WORTH_NS = 50_000_000  # a loss that is worth a word
+SLOW = 12.5e6  # bytes a second and rank between hosts: an Ethernet of 100 Mbit/s
+LARGE = 1 << 16  # bytes of an operation for which speed counts, and not the way
 STALL_NS = 200_000_000  # a wait of the network that is told, at least
 TIMES = 20  # and so many times the median
 SHOWN = 8  # ranks or hosts of a table of stragglers
@@ -122,7 +125,9 @@ def hosts_of(group: Group) -> list[Lateness]:
 def worst(callers: list[Lateness], count: int, span: int) -> Lateness | None:
     """Return the one that is last so often that it costs time, or None."""
     caller = max(callers, key=lambda caller: caller.last, default=None)
-    if caller is None or caller.last < OFTEN * count or caller.lost < SHARE * span:
+    if caller is None or caller.last < OFTEN * count:
+        return None
+    if caller.lost < max(SHARE * span, WORTH_NS):
         return None
     return caller
 
@@ -150,9 +155,20 @@ def straggling(
     return Finding(
         Kind.STRAGGLER,
         f"{who} the last to call {slow.last} of {count} collectives{where(job, group)}, {average} "
-        f"after the {before} on average; the others lost {share} of the time",
+        f"after the {before} on average; the others lost {share} of the time{often(group, slow)}",
         columns,
         [rows[at] for at in order[:SHOWN]],
+        lost=slow.lost / 1e9,
+    )
+
+
+def often(group: Group, slow: Lateness) -> str:
+    """Say which line of the program a rank is at between its calls, where its record tells it."""
+    record = group.records[slow.ranks[0]]
+    if len(slow.ranks) > 1 or not record.often:
+        return ""
+    return (
+        f"; between its calls it is mostly at {record.often} (host {record.host}, pid {record.pid})"
     )
 
 
@@ -233,4 +249,50 @@ def networks(job: Job) -> Iterator[Finding]:
         f"{worst.name}{where(job, worst.group)}, though all ranks had called it{frames}",
         ("rank", "waited for", "in", "called at", "wait", "frames sent again"),
         rows,
+        lost=sum(stall.ns for stall in some) / 1e9,
+    )
+
+
+def slow_networks(job: Job) -> Iterator[Finding]:
+    """Say that a group spends its time moving bytes between hosts, slower than a network should."""
+    for group in job.groups:
+        moved = moving = 0
+        for calls in group.calls.values():
+            taken = [
+                operation.ended_ns - operation.called_ns
+                for operation in calls.values()
+                if operation.is_done and operation.ended_ns and operation.called_ns
+            ]
+            sent = max(operation.sent for operation in calls.values())
+            if len(taken) == group.size and sent >= LARGE:
+                moved += sent
+                moving += min(taken)  # of the rank that called last
+        _, span = times_of(job, group)
+        if moving > max(OFTEN * span, WORTH_NS) and moved < SLOW * moving / 1e9:
+            yield slow_network(job, group, moved / moving * 1e9, moving)
+
+
+def slow_network(job: Job, group: Group, rate: float, moving: int) -> Finding:
+    hosts = job.hosts()
+    waits = sorted(
+        (
+            (wait, group.ranks[rank], group.ranks[peer])
+            for rank, record in group.records.items()
+            for peer, wait in enumerate(record.waits_ns)
+            if wait
+        ),
+        reverse=True,
+    )
+    most = "".join(
+        f", most of all rank {rank} on {hosts.get(rank, '?')} for rank {peer} on "
+        f"{hosts.get(peer, '?')}"
+        for _, rank, peer in waits[:1]
+    )
+    return Finding(
+        Kind.NETWORK,
+        f"the network between the hosts is slow: the ranks{where(job, group)} send "
+        f"{rate / 1e6:.3g} MB/s each, and wait{most}; `ringcomm doctor` measures every link",
+        ("rank", "waited for", "for"),
+        [(str(rank), str(peer), show_seconds(wait / 1e9)) for wait, rank, peer in waits[:12]],
+        lost=moving / 1e9,
     )

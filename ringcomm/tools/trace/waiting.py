@@ -6,14 +6,18 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from ringcomm._flight.records import Operation
+from ringcomm._flight.processes import is_stopped
+from ringcomm._flight.records import GroupRecord, Operation
 from ringcomm._text import ranks_text, show_seconds
 from ringcomm.tools.trace.findings import COLUMNS, Finding, Kind, since, table, where
 from ringcomm.tools.trace.job import YOUNG_NS, Group, Job, clock_text
 
 FEW = 3  # ranks whose places a sentence has room for
 # The others' words about a rank that is gone (csrc/report/diagnosis.cc).
-GONE = re.compile(r"rank (\d+)(?:: | )(its process died|no answer from|has left the group)")
+GONE = re.compile(
+    r"rank (\d+)(?:: | )(its process died|no answer from|has left the group)"
+    r"|rank (\d+) failed: its program (ended with .+)"
+)
 
 
 @dataclass
@@ -86,7 +90,7 @@ def cycle_in(edges: Edges) -> list[int]:
 def is_young(job: Job, stop: Stop) -> bool:
     """Tell whether ranks of a job without failures had not waited longer there than they often do.
 
-    A job that runs waits somewhere at every moment, and one that was cancelled did.
+    A job that runs waits somewhere at every moment, and one that was canceled did.
     """
     records = stop.group.records
     if any(record.failure for record in records.values()):
@@ -159,7 +163,7 @@ def waiting(job: Job) -> Iterator[Finding]:
 
 def deadlock(job: Job, cycle: list[int], links: list[Stop]) -> Finding:
     parts = [
-        f"rank {rank} in {stop.call.name} of group {stop.group.name}"
+        f"rank {rank} in {stop.call.name} of group {stop.group.name}{line_of(stop.group, rank)}"
         for rank, stop in zip(cycle, links, strict=True)
     ]
     rows = [
@@ -180,6 +184,14 @@ def deadlock(job: Job, cycle: list[int], links: list[Stop]) -> Finding:
     )
 
 
+def line_of(group: Group, rank: int) -> str:
+    """Return " (train.py:42 in step)", where a rank waits in a group, or "" if it is not known."""
+    member = group.ranks.index(rank)
+    last, record = group.last.get(member), group.records.get(member)
+    at = (last.line.rpartition("/")[2] if last else "") or (record.at if record else "")
+    return f" ({at})" if at else ""
+
+
 def gone(job: Job) -> dict[int, tuple[str, str]]:
     """Map global ranks to "died", "is out of reach" or "left", and who says so in what words."""
     verbs = {"its": "died", "no": "is out of reach", "has": "left the group"}
@@ -187,10 +199,12 @@ def gone(job: Job) -> dict[int, tuple[str, str]]:
     for group in job.groups:
         for rank, record in sorted(group.records.items()):
             for match in GONE.finditer(record.failure):
-                peer = int(match[1])
+                peer, verb = int(match[1] or match[3]), match[4]
+                said = f"rank {group.ranks[rank]} says: {record.failure}"
+                if not verb:
+                    verb = verbs[match[2].split()[0]]
                 if peer < group.size:
-                    said = f"rank {group.ranks[rank]} says: {record.failure}"
-                    left.setdefault(group.ranks[peer], (verbs[match[2].split()[0]], said))
+                    left.setdefault(group.ranks[peer], (verb, "" if match[4] else said))
     # Once a job has ended, all of its processes are gone: that tells nothing.
     for record in job.lost if job.is_alive else ():
         said = f"its process, {record.pid} on {record.host}, is gone"
@@ -210,7 +224,7 @@ def missing_ranks(job: Job, stop: Stop) -> Finding:
         rank, (verb, said) = next(iter(dead.items()))
         last = last_text(job, group, rank)
         who = ranks_text([r for r, (v, _) in dead.items() if v == verb])
-        text = f"{who} {verb} before {here}; {wait}{last}; {said}"
+        text = f"{who} {verb} before {here}; {wait}{last}{f'; {said}' if said else ''}"
         kind = Kind.DEAD
     elif silent == ranks:
         text = f"{job.no_record(ranks)}, and {wait.replace('there', f'in {here}')}"
@@ -227,15 +241,22 @@ def missing_ranks(job: Job, stop: Stop) -> Finding:
 def places_text(job: Job, group: Group, ranks: list[int]) -> str:
     """Return ": it is at train.py:42 in load (host a, pid 7)" for a few ranks that left stacks."""
     records = [group.records[group.ranks.index(rank)] for rank in ranks]
-    if len(ranks) > FEW or not any(record.at for record in records):
+    places = [place_of(job, record) for record in records]
+    if len(ranks) > FEW or not any(places):
         return ""
-    verb = "is" if job.is_alive else "was"
-    places = [
-        f"{'it' if len(ranks) == 1 else f'rank {rank}'} {verb} at {record.at or 'an unknown line'} "
+    parts = [
+        f"{'it' if len(ranks) == 1 else f'rank {rank}'} {place or 'is at an unknown line'} "
         f"(host {record.host}, pid {record.pid})"
-        for rank, record in zip(ranks, records, strict=True)
+        for rank, record, place in zip(ranks, records, places, strict=True)
     ]
-    return f": {', '.join(places)}"
+    return f": {', '.join(parts)}"
+
+
+def place_of(job: Job, record: GroupRecord) -> str:
+    """Return "is at train.py:42 in load", or "" where its record does not tell."""
+    if is_stopped(record.process):
+        return "is stopped by a signal; `kill -CONT` lets it go on"
+    return f"{'is' if job.is_alive else 'was'} at {record.at}" if record.at else ""
 
 
 def unread_text(stop: Stop) -> str:

@@ -41,5 +41,5 @@ document.addEventListener("keydown", (event) => {
   if (event.key === "ArrowRight") { stop(); show(Number(slider.value) + 1); }
   if (event.key === "ArrowLeft") { stop(); show(Number(slider.value) - 1); }
 });
-// A page with "#3" at its end opens at the third round.
-show(Number(location.hash.slice(1)) || 0);
+// A page with "#3" at its end opens at the third round, and with "#0" at the start.
+show(Number(location.hash.slice(1) || slider.value));

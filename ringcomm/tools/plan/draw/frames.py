@@ -19,8 +19,9 @@ HEAD = 40  # the top of a frame: its title, and the names of the chunks
 PAD = 3  # around the bars of a cell
 APART = 4  # between two sums in one cell
 MARGIN = 14
-IN_A_ROW = 1700  # pixels: frames beyond it go to the next line
-NARROWEST = 1080  # the keys fit into it
+IN_A_ROW = 1170  # pixels, as wide as a page: frames beyond it go to the next line
+NARROWEST = 1080  # the lines at the top fit into it
+KEY = 20  # the height of a line of keys
 MOST_FRAMES = 70
 
 GOALS = {
@@ -223,12 +224,12 @@ def draw(title: str, story: Story) -> str:
     columns = max(1, min(count, IN_A_ROW // (frames.width + 3 * MARGIN)))
     lines = [*legend_lines(story)]
     keys = 50 + 18 * len(lines)
-    top = keys + 24
     width = max(columns * (frames.width + 3 * MARGIN), NARROWEST) + MARGIN
+    top = keys + 24 + KEY * (sum(map(key_width, keys_of(story))) > width - MARGIN)
     height = top + -(-count // columns) * (frames.height + 2 * MARGIN)
     parts = [svg.text(MARGIN, 24, title, "title")]
     parts += [svg.text(MARGIN, 46 + 18 * number, line, "soft") for number, line in enumerate(lines)]
-    parts += example(story, MARGIN, keys)
+    parts += draw_keys(story, width, keys)
     for number in range(count):
         row, column = divmod(number, columns)
         x = MARGIN + column * (frames.width + 3 * MARGIN)
@@ -249,20 +250,38 @@ def legend_lines(story: Story) -> list[str]:
     return lines
 
 
-def example(story: Story, x: float, y: float) -> Iterator[str]:
-    """Draw the keys: bars, and the frames of cells."""
+Key = tuple[str, str]  # the class of its mark, and its words
+
+
+def keys_of(story: Story) -> list[Key]:
+    """Return the keys: bars, and the frames of cells."""
     keys = [("has", "what rank 0 began with")]
     if story.call.adds and story.call.ranks > 1:
         keys += [("sum", "added up, ranks 0 and 1"), ("apart", "both there, not added up")]
     keys += [("fresh", "new in this round"), ("wanted", "the result belongs here")]
-    keys += [("done", "the result is here")]
-    for kind, words in keys:
-        if kind in ("fresh", "wanted", "done"):
-            yield svg.box(x, y - 10, 26, 13, kind)
-        else:
-            yield svg.box(x, y - 10, 13, 13, fill="r0")
-            if kind != "has":
-                yield svg.box(x + (13 if kind == "sum" else 16), y - 10, 13, 13, fill="r1")
-        text_x = x + (20 if kind == "has" else 36)
-        yield svg.text(text_x, y + 1, words, "soft")
-        x = text_x + 6.4 * len(words) + 18
+    return [*keys, ("done", "the result is here")]
+
+
+def key_width(key: Key) -> int:
+    return 36 + 7 * len(key[1]) + 14
+
+
+def draw_key(key: Key, x: float, y: float) -> Iterator[str]:
+    kind, words = key
+    if kind in ("fresh", "wanted", "done"):
+        yield svg.box(x, y - 10, 26, 13, kind)
+    else:
+        yield svg.box(x, y - 10, 13, 13, fill="r0")
+        if kind != "has":
+            yield svg.box(x + (13 if kind == "sum" else 16), y - 10, 13, 13, fill="r1")
+    yield svg.text(x + 36, y + 1, words, "soft")
+
+
+def draw_keys(story: Story, width: float, y: float) -> Iterator[str]:
+    """Draw the keys from left to right, in as many lines as they need."""
+    x = MARGIN
+    for key in keys_of(story):
+        if x + key_width(key) > width:
+            x, y = MARGIN, y + KEY
+        yield from draw_key(key, x, y)
+        x += key_width(key)

@@ -45,7 +45,7 @@ def sizes_of(ranks: int, chunks: int) -> Sizes:
     """Return sizes at which a frame of so many ranks and chunks fits on a screen."""
     most = max(ranks, chunks)
     if most <= 5:
-        wide = min(220, max(96, 420 // chunks))
+        wide = min(220, max(82, 328 // chunks))
         return Sizes(wide, 34, 52, 18, 74, True)
     if most <= 8:
         return Sizes(min(160, max(76, 600 // chunks)), 26, 44, 15, 70, True)

@@ -23,20 +23,23 @@ MOST_LINES = 24  # messages beneath a frame
 
 
 def timed(group: GroupPlans) -> str:
-    """Return the SVG of the messages over time, on a switch and with the default costs."""
+    """Return the messages over time as HTML, on a switch and with the default costs."""
     network = Network()
     where = topology.named("switch", group.call.hosts, network)
     run = simulate(group, where, network.fabrics)
     note = (
         f"{show_seconds(run.seconds)} by a model with the costs of {network.source}, not measured."
     )
-    return lanes.draw("The messages over time", [note], run)
+    title = "The messages over time"
+    drawn = lanes.draw(title, [], run, head=False)
+    return f'<h2>{title}</h2>\n<p>{escape(note)}</p>\n<div class="scroll">{drawn}</div>'
 
 
 def write(title: str, story: Story, timed: str) -> str:
     """Return the page."""
     drawn = Frames(story)
     count = len(story.rounds) + 1
+    shown = min(1, count - 1)  # at the start nothing has happened
     texts = [list(messages(story, number)) for number in range(count)]
     parts = [
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">',
@@ -47,14 +50,12 @@ def write(title: str, story: Story, timed: str) -> str:
         f"{(FOLDER / 'draw.css').read_text(encoding='utf-8')}</style>",
         f"</head>\n<body>\n<main>\n<h1>{escape(title)}</h1>",
         *(f"<p>{escape(line)}</p>" for line in frames.legend_lines(story)),
-        f'<div class="scroll"><svg class="story keys" viewBox="0 0 {frames.NARROWEST + 60} 24">',
-        *frames.example(story, 2, 16),
-        "</svg></div>",
-        controls(count - 1),
+        f'<p class="keys">{"".join(map(key, frames.keys_of(story)))}</p>',
+        controls(count - 1, shown),
         '<div class="scroll" id="frames">',
     ]
     for number in range(count):
-        hidden = "" if number == 0 else " hidden"
+        hidden = "" if number == shown else " hidden"
         parts += [
             f'<div class="frame"{hidden}><svg class="story" width="{drawn.width + 4}" '
             f'height="{drawn.height}" role="img" aria-label="round {number}">',
@@ -63,7 +64,7 @@ def write(title: str, story: Story, timed: str) -> str:
         ]
     parts += [
         '</div>\n<ul id="messages"></ul>',
-        f'<div class="scroll">{timed}</div>',
+        timed,
         f"<script>const texts = {json.dumps(texts)};",
         (FOLDER / "draw.js").read_text(encoding="utf-8"),
         "</script>\n</main>\n</body>\n</html>",
@@ -71,10 +72,16 @@ def write(title: str, story: Story, timed: str) -> str:
     return "\n".join(parts) + "\n"
 
 
-def controls(last: int) -> str:
+def key(one: frames.Key) -> str:
+    """Return a key as a picture of its own: narrow windows break lines between them."""
+    drawn = "".join(frames.draw_key(one, 2, 14))
+    return f'<svg class="story" width="{frames.key_width(one)}" height="20">{drawn}</svg>'
+
+
+def controls(last: int, shown: int) -> str:
     return (
         '<div class="controls"><button id="back" aria-label="one round back">◀</button>'
-        f'<input id="round" type="range" min="0" max="{last}" value="0" aria-label="round">'
+        f'<input id="round" type="range" min="0" max="{last}" value="{shown}" aria-label="round">'
         '<button id="on" aria-label="one round on">▶</button>'
         '<button id="play">play</button><output id="where"></output></div>'
     )

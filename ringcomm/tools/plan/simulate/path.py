@@ -29,8 +29,18 @@ class Part(NamedTuple):
 
 def critical_path(run: Engine) -> list[Part]:
     """Return the parts, in order: each ends where the next begins."""
+    return walk(run)[0]
+
+
+def messages_of(run: Engine) -> list[TimedMessage]:
+    """Return the messages of the critical path, in order."""
+    return walk(run)[1]
+
+
+def walk(run: Engine) -> tuple[list[Part], list[TimedMessage]]:
     rank = max(range(len(run.programs)), key=lambda rank: (run.clock[rank], -rank))
     parts: list[Part] = []
+    taken: list[TimedMessage] = []
     left = len(run.of_rank[rank])
     while left:
         span = run.of_rank[rank][left - 1]
@@ -39,20 +49,24 @@ def critical_path(run: Engine) -> list[Part]:
                 parts.append(Part(span.verb, span.begin, span.end, rank, -1, span.bytes))
             left -= 1
             continue
-        message = trace(run, span.message, parts)
+        message = trace(run, span.message, parts, taken)
         rank, left = message.sender, message.spans
     parts.reverse()
-    return parts
+    taken.reverse()
+    return parts, taken
 
 
-def trace(run: Engine, message: TimedMessage, parts: list[Part]) -> TimedMessage:
-    """Add the parts of a message, and of those of the same pair that it waited for.
+def trace(
+    run: Engine, message: TimedMessage, parts: list[Part], taken: list[TimedMessage]
+) -> TimedMessage:
+    """Add a message and its parts, and those of the same pair that it waited for.
 
     Returns the first of these: that was sent when its turn had come.
     """
     ends = message.sender, message.receiver
     parts.append(Part("latency", message.left, message.arrived, *ends, message.bytes))
     while True:
+        taken.append(message)
         if message.left > message.began:
             pair = ends[0] // run.local, ends[1] // run.local
             alone = message.bytes / run.topology.rate(pair)

@@ -14,7 +14,7 @@ from ringcomm.tools.plan.simulate.sweep import Crossing, Panel, about, crossings
 WIDE, HIGH = 330, 250  # a panel's axes, in pixels, as all lengths here
 LEFT, ABOVE, BELOW, RIGHT = 66, 34, 48, 18  # around them
 LETTER, LINE = 6.5, 14  # the text at a crossing
-IN_A_ROW = 3
+IN_A_ROW = 2  # more would be wider than a page
 NARROWEST = 480  # the note fits into it
 HEAD = 86  # title, note and legend
 ENTRY = 118  # the width of an entry of the legend, unless a name is longer
