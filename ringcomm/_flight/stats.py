@@ -22,7 +22,7 @@ METRICS = {  # name: (what it is, type)
 }
 
 
-def stats(group: Any = None) -> dict[str, Any]:
+def stats(group: Any = None, *, flat: bool = False) -> dict[str, Any]:
     """Return what this rank has done in a group, the default one if none is given.
 
     The dictionary has `group`, `rank`, `size`, `device` (whether it is about tensors of a GPU) and
@@ -31,7 +31,8 @@ def stats(group: Any = None) -> dict[str, Any]:
     seconds for each peer, by its global rank; waits that the spinning thread hardly noticed are not
     in it. `sent_bytes` went to other hosts, and `resent_frames` were sent again after so many
     `lost_connections`; these count all groups. Operations on a GPU are counted by the host, when
-    it sees their end. Raises ValueError for a group that is not ringcomm's, and RuntimeError
+    it sees their end. `flat`: only the numbers, by names such as "ringcomm/all_reduce/seconds",
+    for a logger: `wandb.log(ringcomm.stats(flat=True))`. Raises ValueError for a group that is not ringcomm's, and RuntimeError
     without torch's default group.
     """
     import torch.distributed as dist
@@ -45,7 +46,19 @@ def stats(group: Any = None) -> dict[str, Any]:
     whole = own[0]
     for more in own[1:]:  # the device's records
         add(whole, more)
-    return whole
+    return flattened(whole) if flat else whole
+
+
+def flattened(numbers: dict[str, Any], prefix: str = "ringcomm") -> dict[str, float]:
+    """Return the numbers of a dictionary of dictionaries by their paths, without texts."""
+    flat: dict[str, float] = {}
+    for key, value in numbers.items():
+        if isinstance(value, dict):
+            path = prefix if key == "operations" else f"{prefix}/{key}"
+            flat |= flattened(value, path)
+        elif isinstance(value, (int, float)) and not isinstance(value, bool):
+            flat[f"{prefix}/{key}"] = value
+    return flat
 
 
 def add(whole: dict[str, Any], more: dict[str, Any]) -> None:

@@ -21,7 +21,7 @@ GROUNDS = {
 BLUE, ORANGE, VERMILION = ("#0072b2", "#56b4e9"), ("#e69f00", "#f0b432"), ("#d55e00", "#f47f3c")
 GREEN, PINK, SKY = ("#009e73", "#2fc79a"), ("#cc79a7", "#e19fc4"), ("#56b4e9", "#8fd3ff")
 BROWN, PURPLE = ("#8a6d3b", "#c9a66b"), ("#6a51a3", "#a58fe0")
-# What ranks do has one color everywhere: in plans over time, and in records of jobs.
+# One color for one thing everywhere: in plans over time, and in records of jobs.
 MEANINGS: dict[str, Pair] = {
     "moves": BLUE,  # bytes
     "adds": GREEN,

@@ -152,6 +152,36 @@ def test_lines_have_the_columns_of_nccl_tests(measured: Measured) -> None:
     assert float(row[6]) == pytest.approx(1e6 * first["median_s"], rel=0.01)
 
 
+def test_the_last_line_is_the_average_over_the_sizes(measured: Measured) -> None:
+    *_, load, last = measured.printed.splitlines()
+    told = measured.body["average"]
+    idle = [s for s in measured.body["samples"] if s["bytes"] and not s["loaded"]]
+    for backend in ("ringcomm", "gloo"):
+        mean = statistics.fmean(s["busbw_gb_per_s"] for s in idle if s["backend"] == backend)
+        assert told["busbw_gb_per_s"][backend] == pytest.approx(mean)
+    assert last.startswith("# Avg bus bandwidth: ringcomm ")
+    assert f" GB/s, {told['ratio_to']['gloo']:.2f} times gloo's " in last
+    assert "ther processes used" in load
+    assert measured.body["load"]["cores"] == len(os.sched_getaffinity(0))
+
+
+def test_a_busy_neighbour_is_seen(tmp_path: Path) -> None:
+    out, page = tmp_path / "out.json", tmp_path / "out.html"
+    with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as neighbour:
+        few = ("--size", "8", "--rounds", "1", "--seconds", "0.3", "--json", out, "--html", page)
+        done = bench("all_reduce", *few)
+        neighbour.kill()
+    assert done.returncode == 0, done.stderr
+    told = json.loads(out.read_text())
+    if told["load"]["others_cores"] is None:
+        pytest.skip("/proc/stat tells nothing here")
+    assert told["load"]["others_cores"] > 0.3
+    for sample in told["samples"]:
+        assert sample["doubts"][0] == f"others {sample['others_share']:.0%}"
+    assert "2 of 2 figures are in doubt" in done.stdout
+    assert "2 of 2 figures are in doubt" in page.read_text()
+
+
 def test_csv_has_the_figures_of_json(measured: Measured) -> None:
     samples = measured.body["samples"]
     assert len(measured.lines) == len(samples)
@@ -244,20 +274,29 @@ def test_wrong_results_are_counted(tmp_path: Path) -> None:
     assert done.stdout.count("N/A") == 4
 
 
-def test_a_terminal_gets_a_bar() -> None:
-    pytest.importorskip("rich")
+@pytest.mark.parametrize("terminal", ["xterm", "dumb"])
+def test_a_terminal_gets_a_bar_on_stderr(terminal: str, tmp_path: Path) -> None:
     ours, theirs = pty.openpty()
     command = [*BENCH, *SHORT, "barrier", "--backends", "ringcomm"]
-    with subprocess.Popen(command, stdout=theirs, env={**os.environ, "TERM": "xterm"}) as process:
-        os.close(theirs)
-        shown = b""
-        while block := read(ours):
-            shown += block
-        os.close(ours)
+    environment = {**os.environ, "ZYGOTE_OFF": "1", "TERM": terminal}
+    with (tmp_path / "out").open("w+") as out:
+        with subprocess.Popen(command, stdout=out, stderr=theirs, env=environment) as process:
+            os.close(theirs)
+            shown = b""
+            while block := read(ours):
+                shown += block
+            os.close(ours)
+        printed = (tmp_path / "out").read_text()
     assert process.returncode == 0
-    assert b"\x1b[" in shown
-    assert b"round 2" in shown
-    assert b"ringcomm         0" in shown
+    assert "\x1b" not in printed
+    assert ", round " not in printed
+    assert "ringcomm         0" in printed
+    if terminal == "dumb":
+        assert b"round" not in shown
+        return
+    assert b"\r\x1b[2K[" in shown
+    assert b"barrier 0 float32, 2 ranks, ringcomm, round " in shown
+    assert shown.endswith(b"\x1b[2K")  # nothing stays
 
 
 def read(terminal: int) -> bytes:

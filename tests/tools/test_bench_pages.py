@@ -46,6 +46,41 @@ def test_the_legend_has_room_below_the_axis(ranks: int, tmp_path: Path) -> None:
     assert "of 32M bytes with" in text
 
 
+def test_measured_values_rule_the_axis_of_bandwidth() -> None:
+    body = bench_cases.of_collectives([2], ["all_reduce"])
+    shown = figures.drawn(body["samples"])
+    most = max(figures.busbw_of(s, "low") for s in shown)
+    copies = [(1024, 1e6), (4096, 1.4 * most), (8192, 0.9 * most)]  # GB/s of copies alone
+    for some, top in ((copies, 1.4), (copies[:1], 1.0), (copies[2:], 1.0), ([], 1.0)):
+        bound = figures.near(some, shown)
+        drawn_ = figures.figure(shown, ["ringcomm"], figures.busbw_of, "GB/s", bound)
+        assert drawn_["layout"]["yaxis"]["range"] == pytest.approx([0, 1.05 * top * most])
+        far = figures.far_says(some, shown)
+        assert ("far above at one size" in far) == (copies[0] in some)
+
+
+def test_figures_in_doubt_have_hollow_markers() -> None:
+    body = bench_cases.of_collectives([2], ["all_reduce"], ["gloo"])
+    shown = sorted(figures.drawn(body["samples"]), key=lambda s: int(s["bytes"]))
+    for sample in shown:
+        sample["doubts"] = ["spread 60%"] if sample["bytes"] == 128 else []
+    (_, line) = figures.figure(shown, ["gloo"], figures.time_of, "time", [])["data"]
+    assert line["marker"]["symbol"] == [100 * (sample["bytes"] == 128) for sample in shown]
+    columns, rows = figures.table(shown, ["gloo"])
+    assert columns[-1] == "doubt"
+    assert [row[-1] for row in rows if row[0] == "128"] == ["spread 60%"]
+    for sample in shown:
+        del sample["doubts"]  # as in files of before
+    assert figures.table(shown, ["gloo"])[0][-1] != "doubt"
+
+
+def test_a_page_of_a_healthy_job_says_so(tmp_path: Path) -> None:
+    pytest.importorskip("plotly")
+    page = tmp_path / "out.html"
+    report.page(healthy(2, 1), [], page)
+    assert re.search(r"<h2[^>]*>Findings</h2>\s*<p>Nothing is wrong\.</p>", page.read_text())
+
+
 def test_steps_of_many_ranks(tmp_path: Path) -> None:
     pytest.importorskip("plotly")
     page = tmp_path / "out.html"
@@ -59,9 +94,13 @@ def test_steps_of_many_ranks(tmp_path: Path) -> None:
 def test_heat_maps_name_as_many_ranks_as_fit(ranks: int, tmp_path: Path) -> None:
     pytest.importorskip("plotly")
     page = tmp_path / "out.html"
-    report.page(healthy(ranks, max(1, ranks // 4)), [], page)
+    evidence = healthy(ranks, max(1, ranks // 4))
+    report.page(evidence, [], page)
     drawings = drawn(page)
     assert len(drawings) == 3
     for _, figure in drawings:
         named = re.findall(r'class="xtick"><text[^>]*>([0-9]+)<', figure)
         assert len(named) == min(ranks, 8)
+    for (made, _, _), (_, figure) in zip(report.figures(evidence), drawings, strict=True):
+        for label in made["data"][0]["colorbar"]["ticktext"]:
+            assert f">{label}</text>" in figure  # those at the ends, too

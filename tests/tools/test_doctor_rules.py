@@ -14,9 +14,10 @@ import torch  # noqa: F401  the library needs it to be loaded
 from lab import browser
 from ringcomm import _C
 from ringcomm._text import spans
-from ringcomm.tools.doctor import facts, meeting, report, stages
+from ringcomm.tools.doctor import facts, meeting, report, stages, turns
 from ringcomm.tools.doctor.evidence import Evidence, shares_memory
 from ringcomm.tools.doctor.findings import judge, status_of
+from ringcomm.tools.load import Span
 
 Change = Callable[[Evidence], object]
 
@@ -123,7 +124,12 @@ CASES: list[tuple[Change, int, str]] = [
         1,
         "2 hosts have one name, node: those of ranks 0 and 1 and",
     ),
-    (fact("cores", 1, 0, 1), 0, "host0 has 1 core for ranks 0 and 1."),
+    (fact("cores", 1, 0, 1), 0, "host0 has too few cores: 1 for ranks 0 and 1."),
+    (
+        lambda e: e.spans.update(dict.fromkeys((0, 1), Span(1.0, 1.5, 0.2))),
+        0,
+        "Other processes on host0 used 1.1 of 64 cores while the pairs were measured",
+    ),
     (fact("cuda", {"error": "x"}, 0), 1, "host0: CUDA does not start: x."),
     (fact("cuda", {"driver": True}, 0), 0, "host0 has an NVIDIA driver, and a torch without CUDA."),
     (fact("user", 1000, 1), 1, "Ranks 0 and 1 are on one host and use TCP: users 0 and 1000."),
@@ -228,6 +234,118 @@ def test_a_slow_link() -> None:
     told = [finding.sentence for finding in judge(evidence)]
     assert told[0].startswith("Between host0 and host3 pass 10 MB/s; the median is ")
     assert told[1].startswith("Between host0 and host3 a message takes 10 ms; the median is ")
+
+
+def span(busy: float | None, *ranks: int) -> Change:
+    """Say that all processes of their host used so many cores in a second, and these ranks 0.1."""
+    return lambda evidence: evidence.spans.update(dict.fromkeys(ranks, Span(1.0, busy, 0.1)))
+
+
+def test_figures_of_a_busy_host_are_marked() -> None:
+    evidence = doctor_cases.healthy()
+    both(span(0.39, 0, 1), span(0.25, 2, 3))(evidence)
+    told = report.text(evidence, judge(evidence))
+    assert "?" not in told
+    assert told.count("used 0.19 of 64 cores meanwhile") == 1
+    assert told.count("used 0.05 of 64 cores meanwhile") == 1
+    span(0.2 + 0.21, 0, 1)(evidence)  # others: 0.21 of the 2 cores that 2 ranks need
+    rows = report.text(evidence, judge(evidence)).partition("bandwidth (MB/s")[2].splitlines()[2:6]
+    assert [row.count("?") for row in rows] == [3, 3, 2, 2]  # all but those between ranks 2 and 3
+    made = report.as_json(evidence, judge(evidence))
+    doubts = {tuple(pair["ranks"]): pair["doubt"] for pair in made["pairs"]}
+    assert doubts[0, 1] == doubts[0, 2] == "others were busy"
+    assert doubts[2, 3] == doubts[0, 0] == ""
+    assert made["hosts"][0]["others_cores"] == pytest.approx(0.21)
+    assert made["hosts"][0]["others_share"] == pytest.approx(0.105)
+
+
+@pytest.mark.parametrize("change", [span(None, 0, 1), span(1.0, 0), lambda e: None])
+def test_a_host_that_does_not_tell_is_not_marked(change: Change) -> None:
+    evidence = doctor_cases.healthy()
+    change(evidence)
+    told = report.text(evidence, judge(evidence))
+    assert "others      unknown" in told
+    assert "?" not in told
+    assert report.as_json(evidence, [])["hosts"][0]["others_share"] is None
+
+
+def test_too_few_cores_are_said_in_place_of_figures() -> None:
+    evidence = doctor_cases.healthy()
+    fact("cores", 1, 0, 1)(evidence)
+    told = report.text(evidence, judge(evidence))
+    first, second, *others = told.partition("bandwidth (MB/s")[2].splitlines()[2:6]
+    assert first.split()[2] == second.split()[1] == "few"
+    assert "few" not in " ".join(others)  # a rank has that core alone, with one of another host
+    assert "few: too few cores" in told
+    assert report.figures(evidence)[1][1].endswith("were not measured, or on too few cores.")
+    (pair_told,) = [p for p in report.as_json(evidence, [])["pairs"] if p["ranks"] == (0, 1)]
+    assert (pair_told["doubt"], pair_told["forth"], pair_told["latency"]) == ("too few cores", 0, 0)
+
+
+def test_with_many_ranks_those_of_a_host_need_a_core_each() -> None:
+    evidence = doctor_cases.healthy(40, 20)
+    for some in evidence.ranks.values():
+        some.cores = 20
+    assert report.matrices(evidence)["bandwidth"][0][1] is not None
+    for some in evidence.ranks.values():
+        some.cores = 19
+    assert report.matrices(evidence)["bandwidth"][0][1] is None
+    assert "several of a host were measured at once" in report.text(evidence, judge(evidence))
+
+
+# ---- which pair is measured when
+
+
+@pytest.mark.parametrize("hosts", [[1], [2], [5], [12], [1, 1, 1], [3, 2, 4], [16], [8, 8, 8]])
+def test_every_pair_has_its_turn(hosts: list[int]) -> None:
+    numbers = itertools.count()
+    order, _ = turns.turns([list(itertools.islice(numbers, count)) for count in hosts])
+    assert sorted(order) == list(itertools.combinations(range(sum(hosts)), 2))
+
+
+@pytest.mark.parametrize(
+    "counts", [[2], [3], [4], [7], [12], [1, 1, 1], [4, 4], [3, 2, 4], [2] * 5]
+)
+def test_one_pair_of_a_host_is_measured_at_a_time(counts: list[int]) -> None:
+    """Each rank follows the order and waits for its peer alone, however long pairs take."""
+    numbers, chance = itertools.count(), random.Random(1)
+    hosts = [list(itertools.islice(numbers, count)) for count in counts]
+    host_of = {rank: host for host, ranks in enumerate(hosts) for rank in ranks}
+    order, _ = turns.turns(hosts)
+    for _ in range(20):
+        left = {rank: [pair for pair in order if rank in pair] for rank in host_of}
+        done = 0
+        while any(left.values()):
+            ready = sorted({some[0] for some in left.values() if some and meet(left, some[0])})
+            busy = [host for pair in ready for host in {host_of[rank] for rank in pair}]
+            assert len(busy) == len(set(busy)), ready
+            for rank in chance.choice(ready):
+                left[rank].pop(0)
+            done += 1
+        assert done == len(order)
+
+
+def meet(left: dict[int, list[tuple[int, int]]], pair: tuple[int, int]) -> bool:
+    """Tell whether both ranks are at this pair."""
+    return all(left[rank][:1] == [pair] for rank in pair)
+
+
+def test_hosts_are_measured_side_by_side() -> None:
+    _, steps = turns.turns([[0, 1], [2, 3], [4, 5]])
+    assert steps == 1 + 2 * 4
+    assert not turns.take_turns([list(range(17))])
+
+
+# ---- the colors
+
+
+def test_yellow_is_fast_in_both_maps() -> None:
+    (_, _, _), latency, bandwidth = report.figures(doctor_cases.healthy())
+    for (drawn, caption, _), reversed_ in ((latency, True), (bandwidth, False)):
+        (trace,) = drawn["data"]
+        assert trace["colorscale"] == "Viridis"  # from dark to yellow, by lightness
+        assert trace["reversescale"] is reversed_
+        assert report.FAST in caption
 
 
 def test_spans() -> None:

@@ -42,6 +42,10 @@ def check_stats(rank: Rank) -> None:
         assert 0.15 < numbers["waits"][1] < 10
         assert done["all_reduce"]["seconds"] > 0.15
     assert not numbers["failure"]
+    logged = ringcomm.stats(group, flat=True)
+    assert logged["ringcomm/all_reduce/bytes"] == 4000
+    assert logged[f"ringcomm/waits/{1 - rank.index}"] >= numbers["waits"][1 - rank.index]
+    assert all(type(value) in (int, float) for value in logged.values())
     lines = ringcomm.metrics().splitlines()
     name = re.escape(group.group_name)
     wanted = rf'ringcomm_operations_total{{group="{name}",rank="{rank.index}",memory="host",'

@@ -305,15 +305,15 @@ def test_the_report(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
 def test_only_the_critical_path_is_labeled(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    """Of a ring of 8 ranks, with its hundreds of messages."""
+    """A ring of 8 ranks has hundreds of messages."""
     picture = tmp_path / "lanes.svg"
     words = ("--ranks", "8", "--algorithm", "ring", "--size", "1M", "--svg", str(picture))
     out = printed(capsys, "all_reduce", *words)
     elements = list(ElementTree.parse(picture).getroot().iter())
-    drawn = [one for one in elements if one.get("class") == "data critical"]
+    drawn = [element for element in elements if element.get("class") == "data critical"]
     (count,) = re.findall(r"critical path: (\d+) messages", out)
     assert len(drawn) == int(count) + 1  # and the key
-    labels = [one for one in elements if one.get("class") == "bytes outlined"]
+    labels = [element for element in elements if element.get("class") == "bytes outlined"]
     assert 0 < len(labels) <= 8
 
 

@@ -7,5 +7,6 @@ sample        one measured size, as texts, as JSON and as CSV
 figures       the page of a report
 ranks         ranks as processes; measured has those that are timed, and how they meet and leave
 machine       the machine that was measured
-report        spreads, times and tables as texts; progress shows how far it is
+report        spreads, times and tables as texts
+trust         which figures are in doubt: others were busy, or the rounds differ too much
 """

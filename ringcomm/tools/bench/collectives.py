@@ -22,12 +22,14 @@ import torch
 import torch.distributed as dist
 
 from ringcomm._text import show_size
-from ringcomm.tools.bench import cases, measured, nccl
+from ringcomm.tools import load
+from ringcomm.tools.bench import cases, measured, nccl, trust
 from ringcomm.tools.bench.cases import Case, Form
 from ringcomm.tools.bench.measured import BenchmarkError, BusyCores, Measured
-from ringcomm.tools.bench.progress import Lines
 from ringcomm.tools.bench.ranks import Rank
 from ringcomm.tools.bench.sample import Facts, Sample, Table, Workload
+from ringcomm.tools.load import Span
+from ringcomm.tools.progress import Lines
 
 NAME = "collectives"  # the key in JSON
 FEWEST, MOST = 5, 20_000  # calls a round
@@ -142,6 +144,10 @@ class Bench:
         }
         for some in self.sets.values():
             some(enter, options.device, seconds=options.limit)
+        busy = [process.pid for process in self.busy.processes] if self.busy else []
+        self.watch = trust.Watch(self.sets.values(), busy)
+        self.cores = trust.cores_of(ranks)
+        self.spans: list[Span] = []  # of the rounds that count
 
     def samples(self, workload: Workload) -> list[Sample]:
         """Check, time every backend in turn for some rounds, and check again."""
@@ -154,17 +160,35 @@ class Bench:
             if sample.backend == "ringcomm" and workload.form.device == "cpu":
                 ranks = self.sets["ringcomm"]
                 sample.algorithm = ranks(last_algorithm, seconds=self.options.limit)[0]
-        for number in range(self.options.rounds):
-            self.lines.step(f"{self.name(workload)}, round {number + 1}", advance=1)
-            # Each round begins with another one: none always follows the same.
-            at = number % max(1, len(timed))
-            for sample in timed[at:] + timed[:at]:
-                sample.add(self.seconds(sample, sample.calls))
-                if self.is_copied(sample):
-                    sample.copies.append(self.time_of_copies(workload))
+        once = functools.partial(self.once, timed)
+        rounds = trust.rounds_of(self.options.rounds, self.cores, self.watch, once)
+        self.spans += [some.span for some in rounds]
+        share = load.together(some.span for some in rounds).share(self.cores)
+        for some in rounds:
+            for sample, times, copies in some.figures:
+                sample.add(times)
+                sample.others = share
+                sample.copies += copies
         if self.check(workload, samples) != refused:
             raise BenchmarkError(f"{self.name(workload)}: a backend refused it after some calls")
         return samples
+
+    def once(
+        self, timed: list[Sample], number: int
+    ) -> list[tuple[Sample, list[float], list[float]]]:
+        """Return what a round measures: the calls' times of each sample, and that of its copies."""
+        figures = []
+        # Each round begins with another one: none always follows the same.
+        at = number % max(1, len(timed))
+        for sample in timed[at:] + timed[:at]:
+            again = " again" * (number >= self.options.rounds)
+            what = f"{self.name(sample.workload)}, {sample.backend}, round {number + 1}{again}"
+            self.lines.step(what, advance=int(sample is timed[at] and not again))
+            times = self.seconds(sample, sample.calls)
+            copied = self.is_copied(sample)
+            copies = [self.time_of_copies(sample.workload)] if copied else []
+            figures.append((sample, times, copies))
+        return figures
 
     @staticmethod
     def name(workload: Workload) -> str:
@@ -247,15 +271,20 @@ def parts(options: argparse.Namespace) -> int:
     return options.rounds * sum(len(row) for some in every for table in some for row in table)
 
 
-def measure(options: argparse.Namespace, lines: Lines) -> list[Facts]:
-    """Measure all that the options ask for, and say the figures as they come."""
+def measure(options: argparse.Namespace, lines: Lines) -> tuple[list[Facts], list[Span]]:
+    """Measure all that the options ask for, and say the figures as they come.
+
+    Returns them, and what other processes did meanwhile.
+    """
     facts: list[Facts] = []
+    spans: list[Span] = []
     for ranks in options.ranks:
         with contextlib.ExitStack() as stack:
             bench = Bench(options, ranks, lines, stack)
             for rows in workloads(options, ranks):
                 facts += measure_table(bench, rows)
-    return facts
+            spans += bench.spans
+    return facts, spans
 
 
 def measure_table(bench: Bench, rows: list[list[Workload]]) -> list[Facts]:

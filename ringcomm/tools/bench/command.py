@@ -15,8 +15,8 @@ import torch
 import torch.distributed as dist
 
 from ringcomm._text import list_of, positive
-from ringcomm.tools import arguments
-from ringcomm.tools.bench import cases, collectives, ddp, figures, nccl, progress
+from ringcomm.tools import arguments, progress
+from ringcomm.tools.bench import cases, collectives, ddp, figures, nccl, trust
 from ringcomm.tools.bench.machine import gpus, machine
 from ringcomm.tools.bench.measured import BenchmarkError
 from ringcomm.tools.bench.ranks import RankError
@@ -112,7 +112,14 @@ def run(options: argparse.Namespace) -> int:
         )
     if options.html:
         figures.write(options.html, kind, body)
-    return said(body.get("samples", []))
+    if kind == ddp.NAME:
+        return 0
+    status = said(body["samples"])
+    doubtful = sum(bool(sample.get("doubts")) for sample in body["samples"])
+    print(trust.load_says(body["load"], doubtful, len(body["samples"])))
+    if line := trust.averages_say(body["average"]):
+        print(line)
+    return status
 
 
 def said(samples: Sequence[Facts]) -> int:
@@ -137,10 +144,17 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     if options.ddp:
         return {"benchmark": ddp.NAME, "machine": facts, **ddp.measure(options)}
     with progress.shown(collectives.parts(options)) as lines:
-        samples = collectives.measure(options, lines)
+        samples, spans = collectives.measure(options, lines)
     names = ("ranks", "rounds", "seconds", "device", "backends", "check")
     chosen = {name: getattr(options, name) for name in names}
-    return {"benchmark": collectives.NAME, "machine": facts, "options": chosen, "samples": samples}
+    return {
+        "benchmark": collectives.NAME,
+        "machine": facts,
+        "options": chosen,
+        "load": trust.summary(spans),
+        "average": trust.averages(samples, options.backends),
+        "samples": samples,
+    }
 
 
 def complete(options: argparse.Namespace) -> None:

@@ -19,13 +19,15 @@ import torch.distributed as dist
 from torch import nn
 
 from ringcomm._text import positive
-from ringcomm.tools.bench import measured, progress, sharing
+from ringcomm.tools import load, progress
+from ringcomm.tools.bench import measured, sharing, trust
 from ringcomm.tools.bench.collectives import enter
 from ringcomm.tools.bench.measured import BenchmarkError, Measured
-from ringcomm.tools.bench.progress import Lines
 from ringcomm.tools.bench.ranks import Rank
 from ringcomm.tools.bench.report import Spread, table_lines
 from ringcomm.tools.bench.sharing import Model
+from ringcomm.tools.load import Span
+from ringcomm.tools.progress import Lines
 
 NAME = "ddp"  # the key in JSON
 TITLES = {"ddp": "DDP", "fsdp2": "FSDP2"}
@@ -113,15 +115,16 @@ def check_equal(sets: dict[str, Measured]) -> dict[str, list[int]]:
     return sums
 
 
-def facts(rounds: list[tuple[float, float]]) -> dict[str, Any]:
-    """Return a backend's figures, in seconds."""
+def facts(rounds: list[tuple[float, float]], others: float | None = None) -> dict[str, Any]:
+    """Return a backend's figures, in seconds; `others` used that share of the cores."""
     exposed = [exchanging - silent for exchanging, silent in rounds]
     spreads = {
         "step": Spread.of([exchanging for exchanging, _ in rounds]),
         "silent_step": Spread.of([silent for _, silent in rounds]),
         "exposed": Spread.of(exposed),
     }
-    figures: dict[str, Any] = {"rounds_s": rounds}
+    figures: dict[str, Any] = {"rounds_s": rounds, "others_share": others}
+    figures["doubts"] = trust.doubts(others, spreads["step"])
     for what, spread in spreads.items():
         figures |= {
             f"{what}_median_s": spread.median,
@@ -136,13 +139,14 @@ def lines_of(backends: dict[str, dict[str, Any]], markdown: bool) -> list[str]:
     head = ["backend"]
     for what in STEPS.values():
         head += [f"{what} ms", "lowest..highest"]
+    head.append("doubt")
     rows = []
     for backend, figures in backends.items():
         row = [backend]
         for what in STEPS:
             median, low, high = (1e3 * figures[f"{what}_{e}_s"] for e in ("median", "low", "high"))
             row += [f"{median:.1f}", f"{low:.1f}..{high:.1f}"]
-        rows.append(row)
+        rows.append([*row, ", ".join(figures["doubts"]) or "-"])
     return table_lines(head, rows, markdown)
 
 
@@ -158,10 +162,29 @@ def ratios(backends: dict[str, dict[str, Any]]) -> dict[str, float]:
     }
 
 
+def measure_rounds(
+    options: argparse.Namespace, sets: dict[str, Measured], size: int, lines: Lines
+) -> tuple[dict[str, list[tuple[float, float]]], Span]:
+    """Return each backend's rounds, and what other processes did meanwhile."""
+
+    def once(number: int) -> dict[str, tuple[float, float]]:
+        again = number >= options.rounds
+        what = f"{TITLES[options.wrapper]}, {size} ranks, round {number + 1}{' again' * again}"
+        lines.step(what, advance=int(not again))
+        return {
+            backend: round_of(ranks, options.steps, options.limit)
+            for backend, ranks in sets.items()
+        }
+
+    watch = trust.Watch(sets.values())
+    rounds = trust.rounds_of(options.rounds, trust.cores_of(size), watch, once)
+    figures = {backend: [some.figures[backend] for some in rounds] for backend in sets}
+    return figures, load.together(some.span for some in rounds)
+
+
 def measure_ranks(options: argparse.Namespace, size: int, lines: Lines) -> dict[str, Any]:
     """Measure with `size` ranks, and say the figures."""
     model = Model(*(getattr(options, name) for name in MODEL))
-    name = f"{TITLES[options.wrapper]}, {size} ranks"
     with contextlib.ExitStack() as stack:
         sets = {
             backend: stack.enter_context(Measured(size, backend, options.deadline))
@@ -171,13 +194,10 @@ def measure_ranks(options: argparse.Namespace, size: int, lines: Lines) -> dict[
         for ranks in sets.values():
             ranks(enter, options.device, seconds=options.limit)
             parameters = ranks(build, model, options.device, seconds=options.limit)[0]
-        rounds: dict[str, list[tuple[float, float]]] = {backend: [] for backend in sets}
-        for number in range(options.rounds):
-            lines.step(f"{name}, round {number + 1}", advance=1)
-            for backend, ranks in sets.items():
-                rounds[backend].append(round_of(ranks, options.steps, options.limit))
+        rounds, span = measure_rounds(options, sets, size, lines)
         sums = check_equal(sets)
-    backends = {backend: facts(figures) for backend, figures in rounds.items()}
+    share = span.share(trust.cores_of(size))
+    backends = {backend: facts(figures, share) for backend, figures in rounds.items()}
     equal = len({tuple(some) for some in sums.values()}) == 1 if len(sums) > 1 else None
     run = {
         "ranks": size,
@@ -185,6 +205,7 @@ def measure_ranks(options: argparse.Namespace, size: int, lines: Lines) -> dict[
         "backends": backends,
         "exposed_vs_gloo": ratios(backends),
         "parameters_equal": equal,
+        "load": trust.summary([span]),
     }
     say(run, options, lines)
     return run
@@ -205,6 +226,8 @@ def say(run: dict[str, Any], options: argparse.Namespace, lines: Lines) -> None:
     if run["parameters_equal"] is not None:
         equal = "bitwise equal" if run["parameters_equal"] else "differ"
         lines.say(f"parameters after training, of the backends: {equal}")
+    doubtful = sum(bool(figures["doubts"]) for figures in run["backends"].values())
+    lines.say(trust.load_says(run["load"], doubtful, len(run["backends"])))
     lines.say()
 
 

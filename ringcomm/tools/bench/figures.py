@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ringcomm._text import show_seconds, show_size
-from ringcomm.tools.bench import cases, ddp
+from ringcomm.tools.bench import cases, ddp, trust
 from ringcomm.tools.bench.sample import Facts, peer_of
 from ringcomm.tools.page import COLORS, DASHES, GREY, Page
 
@@ -24,9 +24,13 @@ METHOD = (
     "buffers; 1K is 1024 bytes."
 )
 TABLE = (
-    "“vs” says how many times as fast it is. “copies” is the part of the time that the memory "
-    "copies of ringcomm's plan take alone. “wrong” counts elements on all ranks."
+    "“place” says whether a call is in place or out of it, and “vs” how many times as fast it is. "
+    "“copies” is the part of the time that the memory copies of ringcomm's plan take alone. "
+    "“wrong” counts elements on all ranks."
 )
+ROOM = 1.5  # times the highest bandwidth, up to which that of copies is drawn
+HOLLOW = 100  # is added to the number of a marker
+DOUBTED = " Hollow markers are in doubt: the table says why."
 
 
 def write(path: Path, kind: str, body: dict[str, Any]) -> None:
@@ -52,6 +56,11 @@ def page_of_collectives(body: dict[str, Any]) -> Page:
     backends = list(dict.fromkeys(sample["backend"] for sample in samples))
     page = Page(f"{names}: {' and '.join(backends)}", lead(samples, backends))
     page.text(METHOD.format(rounds=body["options"]["rounds"]))
+    if "load" in body:
+        doubtful = sum(doubted(sample) for sample in samples)
+        page.text(trust.load_says(body["load"], doubtful, len(samples)))
+    if "average" in body and (line := trust.averages_say(body["average"])):
+        page.text(f"{line.removeprefix('# ')}.".replace("Avg", "Average", 1))
     for some in groups(samples):
         add_group(page, some, backends)
     return page
@@ -118,13 +127,15 @@ def add_group(page: Page, samples: list[Facts], backends: Sequence[str]) -> None
     shown = [sample for sample in drawn(samples) if sample["bytes"]]
     if len({sample["bytes"] for sample in shown}) > 1:
         bound = bound_of(shown)
+        copies = bound_busbw(bound, shown)
+        doubt = DOUBTED * any(map(doubted, shown))
         page.figure(
             figure(shown, backends, time_of, "time a call", bound),
-            f"Time a call of {what}; both axes are logarithmic." + bound_says(bound),
+            f"Time a call of {what}; both axes are logarithmic." + bound_says(bound) + doubt,
         )
         page.figure(
-            figure(shown, backends, busbw_of, "bus bandwidth in GB/s", bound_busbw(bound, shown)),
-            f"Bus bandwidth of {what}." + algorithms_say(shown),
+            figure(shown, backends, busbw_of, "bus bandwidth in GB/s", near(copies, shown)),
+            f"Bus bandwidth of {what}." + algorithms_say(shown) + far_says(copies, shown) + doubt,
         )
         for peer in peers(backends):
             ratios = ratio_traces(shown, backends, peer)
@@ -180,6 +191,8 @@ def figure(
         band = {"type": "scatter", "x": x, "y": y, "fill": "toself", "fillcolor": f"{color}33"}
         traces.append(band | {"mode": "none", "hoverinfo": "skip", "showlegend": False})
         middle = [value(s, "median") for s in some]
+        marks = [look["marker"]["symbol"] + HOLLOW * doubted(sample) for sample in some]
+        look = look | {"marker": look["marker"] | {"symbol": marks}}
         said = [hover(sample) for sample in some]
         traces.append(look | {"x": sizes, "y": middle, "name": name} | hovering(said))
     if bound:
@@ -190,7 +203,7 @@ def figure(
     if value is time_of:
         axis |= time_axis([value(s, e) for s in samples for e in ("low", "high")])
     else:
-        axis["rangemode"] = "tozero"
+        axis["range"] = [0, 1.05 * max(most_of(samples), *(y for _, y in bound), 0.0)]
     layout = {"xaxis": size_axis(samples), "yaxis": axis, "hovermode": "closest"}
     return {"data": traces, "layout": layout}
 
@@ -207,6 +220,10 @@ def hover(sample: Facts) -> str:
         f"({show_seconds(sample['low_s'])} to {show_seconds(sample['high_s'])}), "
         f"{sample['busbw_gb_per_s']:.3g} GB/s"
     )
+
+
+def doubted(sample: Facts) -> bool:
+    return bool(sample.get("doubts"))
 
 
 def time_of(sample: Facts, end: str) -> float:
@@ -251,12 +268,29 @@ def bound_busbw(
     ]
 
 
+def most_of(samples: Sequence[Facts]) -> float:
+    """Return the highest bandwidth of any round."""
+    return max(busbw_of(sample, end) for sample in samples for end in ("low", "median"))
+
+
+def near(copies: list[tuple[int, float]], samples: Sequence[Facts]) -> list[tuple[int, float]]:
+    """Return the bandwidths of copies that leave the measured ones most of the figure."""
+    most = ROOM * most_of(samples)
+    return [(size, rate) for size, rate in copies if rate <= most]
+
+
+def far_says(copies: list[tuple[int, float]], samples: Sequence[Facts]) -> str:
+    far = len(copies) - len(near(copies, samples))
+    sizes = "one size" if far == 1 else f"{far} sizes"
+    return f" The copies alone are far above at {sizes}, and not drawn there." if far else ""
+
+
 def bound_says(bound: list[tuple[int, float]]) -> str:
     if not bound:
         return ""
     return (
-        " The dotted line is the bound: what the memory copies of ringcomm's plan take alone, "
-        "measured in the same rounds. Calls whose data stays in caches may be below it."
+        " The dotted line is what the memory copies of ringcomm's plan take alone, measured in "
+        "the same rounds. Calls whose data stays in caches may be faster."
     )
 
 
@@ -302,11 +336,13 @@ def ratio_traces(samples: Sequence[Facts], backends: Sequence[str], peer: str) -
 def table(samples: Sequence[Facts], backends: Sequence[str]) -> tuple[list[str], list[list[str]]]:
     """Return the columns and rows of the figures themselves."""
     peer = peer_of(backends)
-    columns = ["bytes", "backend", "algorithm", "where", "time", "lowest", "highest"]
+    some_doubted = any(map(doubted, samples))
+    columns = ["bytes", "backend", "algorithm", "place", "time", "lowest", "highest"]
     columns += ["algbw GB/s", "busbw GB/s", "wrong", "copies"] + [f"vs {peer}"] * (peer is not None)
+    columns += ["doubt"] * some_doubted
     rows = []
     for sample in sorted(samples, key=lambda s: int(s["bytes"])):
-        place = "in place" if sample["in_place"] else "out of place"
+        place = "in" if sample["in_place"] else "out"
         row = [show_size(sample["bytes"]), sample["backend"], sample["algorithm"] or "-"]
         row.append(place + ", busy" * sample["loaded"])
         if sample["refused"]:
@@ -320,6 +356,7 @@ def table(samples: Sequence[Facts], backends: Sequence[str]) -> tuple[list[str],
         if peer is not None:
             ratio = None if sample["backend"] == peer else ratio_to(peer, samples, sample)
             row.append("-" if ratio is None else f"{ratio:.3g}\N{MULTIPLICATION SIGN}")
+        row += [", ".join(sample.get("doubts", [])) or "-"] * some_doubted
         rows.append(row)
     return columns, rows
 
@@ -346,6 +383,12 @@ def page_of_steps(body: dict[str, Any]) -> Page:
             for backend, figures in run["backends"].items()
         ]
         page.table(columns, rows)
+        if "load" in run:
+            told = [f"{name}: {', '.join(f['doubts'])}" for name, f in run["backends"].items()
+                    if f["doubts"]]  # fmt: skip
+            page.text(trust.load_says(run["load"], len(told), len(run["backends"])))
+            for line in told:
+                page.text(f"In doubt: {line}.")
     return page
 
 

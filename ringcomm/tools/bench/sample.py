@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ringcomm.tools.bench import cases
+from ringcomm.tools.bench import cases, trust
 from ringcomm.tools.bench.cases import Form
 from ringcomm.tools.bench.report import Spread, show_bandwidth, show_time
 
@@ -26,6 +26,7 @@ CSV = dict(zip(SAME, SAME, strict=True)) | {
     "of_its_copies": "of_its_copies",
     "algorithm": "algorithm",
     "refused": "refused",
+    "others_share": "others_share",
 }
 UNITS = {
     "size": "B",
@@ -80,6 +81,7 @@ class Sample:
     copies: list[float] = field(default_factory=list)  # each round's: what its copies alone take
     wrong: int | None = None  # elements on all ranks; None: not counted
     refused: str = ""  # why the backend does not do that
+    others: float | None = None  # what other processes used of the cores that the ranks need
 
     def add(self, times: list[float]) -> None:
         self.rounds.append(statistics.median(times))
@@ -124,6 +126,8 @@ class Sample:
             "copies_s": self.copies,
             # The time of its copies as a part of its own, 1.0 where it does nothing else.
             "of_its_copies": copied,
+            "others_share": self.others,
+            "doubts": trust.doubts(self.others, spread),
         }
 
 
@@ -165,6 +169,7 @@ class Table:
         last = [("copies", "of time", 7)] * self.copies + [("vs idle", "times", 7)] * loads
         if self.peer:
             last.insert(self.copies, (f"vs {self.peer}", "times", max(7, 3 + len(self.peer))))
+        last.append(("doubt", "", 11))
         columns = first + PLACE * len(self.places) + last
         self.names, self.units, self.widths = map(list, zip(*columns, strict=True))
         self.left = sum(width + 2 for _, _, width in first)
@@ -218,6 +223,8 @@ class Table:
             idle = others[sample["backend"], False]
             known = sample["loaded"] and idle and not sample["refused"]
             cells.append(f"{sample['median_s'] / idle:.2f}x" if known else "-")
+        told = dict.fromkeys(doubt for place in same for doubt in place.get("doubts", []))
+        cells.append(next(iter(told), "-"))
         return cells
 
     def _line(self, cells: Sequence[str]) -> str:

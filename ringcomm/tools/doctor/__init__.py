@@ -13,10 +13,11 @@ import sys
 from pathlib import Path
 
 from ringcomm._text import output
+from ringcomm.tools import progress
 from ringcomm.tools.doctor.findings import judge, status_of
 from ringcomm.tools.doctor.meeting import Place
 from ringcomm.tools.doctor.report import as_json, page, text
-from ringcomm.tools.doctor.stages import ROLL, Examination, examine
+from ringcomm.tools.doctor.stages import ROLL, STAGES, Examination, examine
 from ringcomm.tools.page import needed
 
 CANNOT_WORK = 2
@@ -51,7 +52,9 @@ def run(options: argparse.Namespace) -> int:
     except ValueError as error:
         print(f"ringcomm doctor: {error}", file=sys.stderr)
         return CANNOT_WORK
-    examination = examine(place, os.environ, options.wait)
+    # One rank tells how far they are: the terminal is everybody's.
+    with progress.shown(STAGES, quiet=place is not None and place.rank != 0) as lines:
+        examination = examine(place, os.environ, options.wait, lines)
     status = CANNOT_WORK
     try:
         status = tell(examination, options)

@@ -6,10 +6,15 @@ from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from ringcomm.tools import load
+from ringcomm.tools.doctor import turns
 from ringcomm.tools.doctor.facts import UNKNOWN, Facts
 from ringcomm.tools.doctor.measure import Pair
 from ringcomm.tools.doctor.meeting import Reached
 from ringcomm.tools.doctor.probe import Reachability
+from ringcomm.tools.load import Span
+
+TOO_FEW, BUSY = "too few cores", "others were busy"
 
 
 @dataclass
@@ -29,6 +34,7 @@ class Evidence:
     links: dict[tuple[int, int], Reachability] = field(default_factory=dict)
     closed: dict[tuple[int, str], str] = field(default_factory=dict)
     pairs: dict[tuple[int, int], Pair] = field(default_factory=dict)
+    spans: dict[int, Span] = field(default_factory=dict)  # of CPU time, while each rank measured
     lost: dict[int, str] = field(default_factory=dict)  # came, and fell silent: in which stage
     alone: bool = False  # no launcher
     excluded: bool = False  # this rank came after the roll
@@ -44,6 +50,34 @@ def machines(evidence: Evidence) -> dict[tuple[str, str, int], list[int]]:
     for rank, facts in sorted(evidence.ranks.items()):
         hosts[facts.machine].append(rank)
     return hosts
+
+
+def span_of(evidence: Evidence, ranks: list[int]) -> Span:
+    """Return what happened on a host while its ranks measured: what is theirs is of all of them."""
+    told = [evidence.spans[rank] for rank in ranks if rank in evidence.spans]
+    if len(told) < len(ranks):
+        return Span(0.0, None)
+    longest = max(told, key=lambda span: span.seconds)
+    return Span(longest.seconds, longest.busy, sum(span.own for span in told))
+
+
+def share_of(evidence: Evidence, ranks: list[int]) -> float | None:
+    """Return what others used of the cores that a host's ranks need; None: unknown."""
+    cores = evidence.ranks[ranks[0]].cores
+    return span_of(evidence, ranks).share(min(len(ranks), cores))
+
+
+def doubt(evidence: Evidence, pair: tuple[int, int]) -> str:
+    """Return why the figures of two ranks cannot be trusted; "" where they can."""
+    every = [*machines(evidence).values()]
+    hosts = [ranks for ranks in every if {*ranks} & {*pair}]
+    in_turn = turns.take_turns(every)
+    for ranks in hosts:
+        at_once = len({*ranks} & {*pair}) if in_turn else len(ranks)
+        if 0 < evidence.ranks[ranks[0]].cores < at_once:
+            return TOO_FEW
+    busy = any(load.in_doubt(share_of(evidence, ranks)) for ranks in hosts)
+    return BUSY if busy else ""
 
 
 def by_value(evidence: Evidence, value: Callable[[Facts], str]) -> dict[str, list[int]]:

@@ -14,8 +14,17 @@ from typing import Any
 from ringcomm._runtime.addresses import number
 from ringcomm._text import ranks_text, spans
 from ringcomm.options import ATTRIBUTES, HOST, NETWORK, RANK_0, Setting, unknown_variables
+from ringcomm.tools import load
 from ringcomm.tools.doctor.endpoints import split
-from ringcomm.tools.doctor.evidence import Evidence, asker, by_value, machines, shares_memory
+from ringcomm.tools.doctor.evidence import (
+    Evidence,
+    asker,
+    by_value,
+    machines,
+    share_of,
+    shares_memory,
+    span_of,
+)
 from ringcomm.tools.doctor.facts import UNKNOWN, Facts
 from ringcomm.tools.doctor.measure import Pair
 from ringcomm.tools.doctor.probe import (
@@ -246,9 +255,21 @@ def cores(evidence: Evidence) -> Iterator[Finding]:
     for ranks in machines(evidence).values():
         facts = evidence.ranks[ranks[0]]
         if 0 < facts.cores < len(ranks):
-            cores = f"{facts.cores:g} core{'s' * (facts.cores != 1)}"
-            sentence = f"{facts.host} has {cores} for {ranks_text(ranks)}."
-            yield Finding(NOTE, sentence, "more ranks than cores wait for one another")
+            sentence = f"{facts.host} has too few cores: {facts.cores:g} for {ranks_text(ranks)}."
+            yield Finding(NOTE, sentence, "ranks of a job will wait for one another's cores")
+
+
+def busy(evidence: Evidence) -> Iterator[Finding]:
+    """Find hosts on which others used what the ranks need, while these were measured."""
+    for ranks in machines(evidence).values():
+        facts = evidence.ranks[ranks[0]]
+        others, share = span_of(evidence, ranks).others, share_of(evidence, ranks)
+        if load.in_doubt(share) and others is not None:
+            sentence = (
+                f"Other processes on {facts.host} used {others:.2g} of {facts.cores:g} cores while "
+                "the pairs were measured, so figures of that host are in doubt."
+            )
+            yield Finding(NOTE, sentence, "run it again when the host is idle")
 
 
 def names(evidence: Evidence) -> Iterator[Finding]:
@@ -528,7 +549,7 @@ def unmeasured(evidence: Evidence) -> Iterator[Finding]:
 RULES: list[Rule] = [
     *(store, absent, lost, library, versions, settings),
     *(listening, unreached, answers, apart, mtu),
-    *(descriptors, secret_files, memory, names, clock, slow, unmeasured, cuda, cores),
+    *(descriptors, secret_files, memory, names, clock, slow, unmeasured, cuda, cores, busy),
 ]
 
 

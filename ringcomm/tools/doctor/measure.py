@@ -1,4 +1,4 @@
-"""Latency, bandwidth, path MTU and clock offset of every pair, one pair a rank at a time.
+"""Latency, bandwidth, path MTU and clock offset of every pair; turns.py says which comes when.
 
 The figures are those of this program, over the same memory and network that ringcomm uses. They
 show which pairs differ, and are no measure of ringcomm's own speed.
@@ -24,7 +24,7 @@ PINGS = 20
 SMALLEST_BURST, GROWTH = 64 << 10, 8
 CHUNK = 256 << 10
 STALL = 1.5  # seconds without an end of the smallest burst
-PARTNER = 3.0  # seconds that a rank waits for its partner of a round
+BURSTS = 5  # that last, of which the fastest counts: what disturbs a burst makes it slower
 
 TCP_INFO = struct.Struct("=8B24I")
 SEND_MSS, PATH_MTU, RETRANSMITS = 8 + 2, 8 + 13, 8 + 23
@@ -123,9 +123,16 @@ class Asker:
         self.lane, self.pair, self.window = lane, pair, window
         self.scratch = bytearray(WINDOW) if window is not None else bytearray()
 
-    def run(self, end: float, burst_seconds: float) -> None:
-        """Fill in the pair, its failures included."""
+    def run(self, end: float, burst_seconds: float) -> bool:
+        """Fill in the pair, its failures included. False: there was no time to begin."""
         doing = ""
+        try:
+            self.ask(PING, 0, end)  # the peer may have pairs to measure before
+        except TimeoutError:
+            return False
+        except OSError as error:
+            self.pair.trouble = error.strerror or str(error)
+            return True
         try:
             if self.window is None:
                 self.pair.local = str(self.lane.getsockname()[0])
@@ -149,6 +156,7 @@ class Asker:
             with contextlib.suppress(OSError):
                 hard = struct.pack("ii", 1, 0)
                 self.lane.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, hard)
+        return True
 
     def ask(self, what: bytes, count: int, end: float) -> float:
         """Make one request. Returns the peer's wall clock."""
@@ -161,7 +169,6 @@ class Asker:
 
     def ping(self, end: float) -> None:
         times, best = [], 1e9
-        self.ask(PING, 0, min(end, time.monotonic() + PARTNER))  # the peer may be in another round
         for _ in range(PINGS):
             wall, began = time.time(), time.monotonic()
             theirs = self.ask(PING, 0, min(end, began + STALL))
@@ -175,7 +182,7 @@ class Asker:
 
     def rate(self, what: bytes, end: float, seconds: float) -> float:
         """Return bytes a second of a burst that grows until it lasts `seconds`."""
-        count = SMALLEST_BURST
+        count, best, lasting, started = SMALLEST_BURST, 0.0, 0, time.monotonic()
         while True:
             began = time.monotonic()
             if what == READ:
@@ -185,7 +192,11 @@ class Asker:
                 self.scratch[:count] = self.window[:count]
             took = time.monotonic() - began
             if took >= seconds / 2 or count * 2 > WINDOW:
-                return count / max(took - self.pair.round_trip, took / 10)
+                best = max(best, count / max(took - self.pair.round_trip, took / 10))
+                lasting += 1
+                if lasting == BURSTS or time.monotonic() - started > 20 * seconds:
+                    return best
+                continue
             growth = min(GROWTH, max(2, int(seconds / took)))
             count = min(count * growth, WINDOW)
 

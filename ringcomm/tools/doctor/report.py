@@ -4,12 +4,25 @@ from __future__ import annotations
 
 import math
 import textwrap
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from ringcomm._text import ranks_text, show_rate, show_seconds, spans
-from ringcomm.tools.doctor.evidence import Evidence, asker, machines, shares_memory
+from ringcomm.tools import load
+from ringcomm.tools.doctor import turns
+from ringcomm.tools.doctor.evidence import (
+    BUSY,
+    TOO_FEW,
+    Evidence,
+    asker,
+    doubt,
+    machines,
+    share_of,
+    shares_memory,
+    span_of,
+)
 from ringcomm.tools.doctor.facts import Facts
 from ringcomm.tools.doctor.findings import NOTE, Finding, status_of, upper_first
 from ringcomm.tools.doctor.measure import Pair
@@ -25,8 +38,11 @@ ABOUT = (
     "they compare pairs, and ringcomm is faster."
 )
 
+CROWDED = "There was no time for one pair after the other: several of a host were measured at once."
+FAST = "Yellow is fast, and dark is slow."
 # Above the map, so that a narrow window leaves the map its width.
 BAR = {"orientation": "h", "y": 1.02, "yanchor": "bottom", "thickness": 12, "len": 1.0}
+BAR |= {"ticklabeloverflow": "allow"}
 Matrix = list[list[float | None]]
 
 
@@ -56,7 +72,8 @@ def way(evidence: Evidence, rank: int, peer: int) -> str:
 def matrices(evidence: Evidence) -> dict[str, Matrix]:
     """Return latency (seconds) and bandwidth (bytes a second) from each rank to each.
 
-    None: not measured. Rows send, columns receive; they are in the order of the ranks found.
+    None: not measured, or on too few cores to mean anything. Rows send, columns receive; they are
+    in the order of the ranks found.
     """
     ranks = sorted(evidence.ranks)
     place = {rank: index for index, rank in enumerate(ranks)}
@@ -64,7 +81,7 @@ def matrices(evidence: Evidence) -> dict[str, Matrix]:
     latency, bandwidth = empty
     for pair in evidence.pairs.values():
         row, column = (place.get(rank, -1) for rank in pair.ranks)
-        if min(row, column) < 0:
+        if min(row, column) < 0 or doubt(evidence, pair.ranks) == TOO_FEW:
             continue
         latency[row][column] = latency[column][row] = pair.latency or None
         bandwidth[row][column] = pair.forth or None
@@ -83,6 +100,7 @@ def text(evidence: Evidence, findings: list[Finding]) -> str:
     lines += [""] if findings else []
     for ranks in machines(evidence).values():
         lines += host_lines(evidence.ranks[ranks[0]], ranks)
+        lines += wrapped(others_say(evidence, ranks), "  others      ", " " * 14)
     lines += store_lines(evidence)
     if len(evidence.ranks) > 1:
         lines += ["", *pair_lines(evidence), "", *matrix_lines(evidence)]
@@ -131,6 +149,14 @@ def facts_of(facts: Facts) -> list[tuple[str, str]]:
         ("settings", " ".join(f"{name}={value}" for name, value in facts.settings.items())
          or "defaults"),
     ]  # fmt: skip
+
+
+def others_say(evidence: Evidence, ranks: list[int]) -> str:
+    """Say what other processes of a host did meanwhile; nothing where nothing was measured."""
+    if len(evidence.ranks) < 2:
+        return ""
+    others, cores = span_of(evidence, ranks).others, evidence.ranks[ranks[0]].cores
+    return "unknown" if others is None else f"used {others:.2g} of {cores:g} cores meanwhile"
 
 
 def host_lines(facts: Facts, ranks: list[int]) -> list[str]:
@@ -184,17 +210,37 @@ def matrix_lines(evidence: Evidence) -> list[str]:
         lines.append("  rank" + "".join(f"{rank:>8}" for rank in ranks))
         for rank, row in zip(ranks, tables[name], strict=True):
             cells = ["-" if cell is None else f"{cell * scale:.{digits}f}" for cell in row]
+            marks = [doubt(evidence, (rank, other)) if rank != other else "" for other in ranks]
+            cells = [
+                "few" if mark == TOO_FEW else cell + "?" * (mark == BUSY and cell != "-")
+                for cell, mark in zip(cells, marks, strict=True)
+            ]
             cells[ranks.index(rank)] = "."
             lines.append(f"  {rank:>4}" + "".join(f"{cell:>8}" for cell in cells))
-    return [*lines, *wrapped(ABOUT, "", "")]
+    return [*lines, *marks_say(evidence), *wrapped(ABOUT, "", "")]
+
+
+def marks_say(evidence: Evidence) -> list[str]:
+    """Say what the marks in cells mean, where there are any, and how pairs were measured."""
+    marks = {doubt(evidence, pair.ranks) for pair in evidence.pairs.values()}
+    lines = []
+    if TOO_FEW in marks:
+        lines.append("few: too few cores, as the host has less than one for each rank measured")
+    if BUSY in marks:
+        lines.append("?: in doubt, because other processes were busy meanwhile")
+    if not turns.take_turns([*machines(evidence).values()]):
+        lines.append(CROWDED)
+    return lines
 
 
 def summary(evidence: Evidence) -> list[str]:
     lines = []
     for kind in (MEMORY, TCP):
         pairs = [
-            pair for pair in evidence.pairs.values() if transport(evidence, *pair.ranks)[0] == kind
-        ]
+            pair for pair in evidence.pairs.values()
+            if transport(evidence, *pair.ranks)[0] == kind
+            and doubt(evidence, pair.ranks) != TOO_FEW
+        ]  # fmt: skip
         times = sorted(pair.latency for pair in pairs if pair.latency)
         rates = sorted(min(pair.forth, pair.back) for pair in pairs if pair.forth and pair.back)
         if times and rates:
@@ -203,7 +249,7 @@ def summary(evidence: Evidence) -> list[str]:
                 f"{show_seconds(times[-1])}, bandwidth {show_rate(rates[0])} to "
                 f"{show_rate(rates[-1])}"
             )
-    return [*lines, *wrapped(ABOUT, "", "")]
+    return [*lines, *marks_say(evidence), *wrapped(ABOUT, "", "")]
 
 
 # ---- JSON
@@ -216,6 +262,14 @@ def as_json(evidence: Evidence, findings: list[Finding]) -> dict[str, Any]:
         "world": evidence.world,
         "seconds": evidence.seconds,
         "findings": [asdict(finding) for finding in findings],
+        "hosts": [
+            {"host": evidence.ranks[ranks[0]].host, "ranks": ranks,
+             "cores": evidence.ranks[ranks[0]].cores,
+             "others_cores": span_of(evidence, ranks).others,
+             "others_share": share_of(evidence, ranks)}
+            for ranks in machines(evidence).values()
+        ],
+        "limit_share": load.MOST,
         "absent": sorted(set(range(evidence.world)) - set(evidence.ranks)),
         "store": asdict(evidence.reached),
         "ranks": [facts.as_dict() for _, facts in sorted(evidence.ranks.items())],
@@ -233,7 +287,11 @@ def pair_json(evidence: Evidence, rank: int, peer: int) -> dict[str, Any]:
     pair = (
         evidence.pairs.get((rank, peer)) or evidence.pairs.get((peer, rank)) or Pair((rank, peer))
     )
-    return {**pair.as_dict(), "transport": kind, "why": why, "way": way(evidence, rank, peer)}
+    told = {**pair.as_dict(), "transport": kind, "why": why, "way": way(evidence, rank, peer)}
+    told["doubt"] = doubt(evidence, (rank, peer)) if rank != peer and pair.latency else ""
+    if told["doubt"] == TOO_FEW:
+        told |= {"latency": 0.0, "forth": 0.0, "back": 0.0}
+    return told
 
 
 # ---- the page
@@ -242,15 +300,21 @@ def pair_json(evidence: Evidence, rank: int, peer: int) -> dict[str, Any]:
 def page(evidence: Evidence, findings: list[Finding], path: Path) -> None:
     """Write the page. Raises ValueError where `ringcomm[tools]` is missing, and OSError."""
     made = Page("ringcomm doctor", upper_first(headline(evidence, findings).partition(": ")[2]))
-    made.heading("What is bad")
+    made.heading("Findings")
     serious = [finding for finding in findings if finding.severity != NOTE]
     if not serious:
-        made.text("Nothing.")
+        made.text("Nothing is wrong.")
     for finding in findings:
         made.text(f"{finding.severity.capitalize()}: {finding.sentence} {remedy(finding)}")
     if len(evidence.ranks) > 1:
         made.heading("Every pair of ranks")
         made.text(ABOUT)
+        marks = {doubt(evidence, pair.ranks) for pair in evidence.pairs.values()}
+        if BUSY in marks:
+            words = "A question mark at a figure says that other processes were busy meanwhile."
+            made.text(words + " Point at a cell to see its figure." * (len(evidence.ranks) > 4))
+        if not turns.take_turns([*machines(evidence).values()]):
+            made.text(CROWDED)
         for figure, caption, height in figures(evidence):
             made.figure(figure, caption, height)
         rows = [
@@ -266,7 +330,10 @@ def page(evidence: Evidence, findings: list[Finding], path: Path) -> None:
             made.text(f"{len(rows) - 200} more pairs: --json lists them all.")
     made.heading("Hosts")
     hosts = [(evidence.ranks[ranks[0]], ranks) for ranks in machines(evidence).values()]
-    columns = [[("ranks", spans(ranks)), *facts_of(facts)] for facts, ranks in hosts]
+    columns = [
+        [("ranks", spans(ranks)), *facts_of(facts), ("others", others_say(evidence, ranks) or "-")]
+        for facts, ranks in hosts
+    ]
     rows = [[cells[0][0], *(value for _, value in cells)] for cells in zip(*columns, strict=True)]
     made.table(["", *(facts.host for facts, _ in hosts)], rows)
     made.write(path)
@@ -287,20 +354,33 @@ def figures(evidence: Evidence) -> list[tuple[dict[str, Any], str, int]]:
     numbers = [[[*KINDS].index(kind) for kind in row] for row in cells]
     caption = "Transport of each pair. 'none': the ranks do not reach one another."
     drawn = [(heat(ranks, numbers, steps(), cells), caption, height)]
-    for name, unit, scale, show, best in (
-        ("latency", "µs", 1e6, show_seconds, "Half of a round trip of a small message, median"),
-        ("bandwidth", "MB/s", 1e-6, show_rate, "One burst; rows send, columns receive"),
+    for name, show, what in (
+        ("latency", show_seconds, "Half of a round trip of a small message, median"),
+        ("bandwidth", show_rate, "The fastest burst; rows send, columns receive"),
     ):
         table = matrices(evidence)[name]
-        words = [["" if cell is None else show(cell) for cell in row] for row in table]
-        scaled = [
-            [None if cell is None else math.log10(cell * scale) for cell in row] for row in table
+        words = [
+            [
+                cell_says(evidence, (rank, other), None if cell is None else show(cell))
+                for other, cell in zip(ranks, row, strict=True)
+            ]
+            for rank, row in zip(ranks, table, strict=True)
         ]
+        scaled = [[None if cell is None else math.log10(cell) for cell in row] for row in table]
         known = [cell for row in scaled for cell in row if cell is not None]
-        bar = ticks(known, unit)
-        caption = f"{name.capitalize()}. {best}. Empty cells were not measured."
+        # Yellow is fast in both: a short latency, and a high bandwidth.
+        bar = ticks(known, show) | {"reversescale": name == "latency"}
+        caption = f"{name.capitalize()}. {what}. {FAST} Empty cells were not measured"
+        few = TOO_FEW in {doubt(evidence, pair.ranks) for pair in evidence.pairs.values()}
+        caption += ", or on too few cores." if few else "."
         drawn.append((heat(ranks, scaled, bar, words), caption, height))
     return drawn
+
+
+def cell_says(evidence: Evidence, pair: tuple[int, int], figure: str | None) -> str:
+    if figure is None:
+        return ""
+    return f"{figure}?" if doubt(evidence, pair) else figure
 
 
 def heat(ranks: list[int], values: Any, scale: dict[str, Any], words: list[list[str]]) -> Any:
@@ -319,7 +399,7 @@ def steps() -> dict[str, Any]:
     return {"colorscale": scale, "zmin": -0.5, "zmax": count - 0.5, "colorbar": bar}
 
 
-def ticks(logarithms: list[float], unit: str) -> dict[str, Any]:
+def ticks(logarithms: list[float], show: Callable[[float], str]) -> dict[str, Any]:
     """Return a scale for values of which these are the logarithms, with ticks at 1, 2 and 5."""
     low, high = min(logarithms, default=0.0), max(logarithms, default=1.0)
     powers = range(math.floor(low) - 1, math.ceil(high) + 2)
@@ -328,11 +408,11 @@ def ticks(logarithms: list[float], unit: str) -> dict[str, Any]:
     last = min(value for value in values if math.log10(value) >= high and value > first)
     shown = [value for value in values if first <= value <= last]
     if len(shown) > 5:  # by tens, so that they have room
-        shown = [value for value in shown if str(value).strip("0.").startswith("1")]
+        shown = [value for value in shown if f"{value:e}".startswith("1.0")]
     bar = {
         **BAR,
         "tickvals": [math.log10(value) for value in shown],
-        "ticktext": [f"{value:,.10g} {unit}" for value in shown],
+        "ticktext": [show(value) for value in shown],
     }
     ends = {"zmin": math.log10(first) - 1e-6, "zmax": math.log10(last) + 1e-6}
     return {"colorbar": bar, **ends}

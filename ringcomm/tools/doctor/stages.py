@@ -18,30 +18,41 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
-from ringcomm._network.probes import rounds
 from ringcomm._runtime import addresses
 from ringcomm.options import secret_of
+from ringcomm.tools import load
 from ringcomm.tools.doctor import endpoints, facts, measure, probe
-from ringcomm.tools.doctor.evidence import Evidence, asker, shares_memory
+from ringcomm.tools.doctor.evidence import Evidence, asker, machines, shares_memory
 from ringcomm.tools.doctor.facts import Facts
 from ringcomm.tools.doctor.measure import Asker, Pair
 from ringcomm.tools.doctor.meeting import Clock, Place, Reached, Table, open_store, resolve
 from ringcomm.tools.doctor.probe import NO_ADDRESS, Acceptor, Attempt, Keys, Reachability, Window
+from ringcomm.tools.doctor.turns import turns
+from ringcomm.tools.load import Span
+from ringcomm.tools.progress import Lines
 
 # Seconds: the roll is called at ROLL of every clock, or earlier when all ranks are there.
 STORE, ROLL, CONNECT, VERDICTS, MEASURE, GATHER, END = 9.0, 11.0, 15.5, 17.0, 20.5, 22.0, 24.0
 PARTING = 3.0  # seconds after that, for words that wait in the store
+STAGES = 4  # before the last one: for the progress
 SYN_SECONDS = 4.2  # a lost SYN comes again after 1 and 3 s
 BURST_SECONDS = 0.02
+BURSTS_A_PAIR = 12  # that would last as long, all in all
+WATCHED = 0.5  # seconds, at least, in which other processes are watched
 
 
 class Examination:
     """The work of this rank; `evidence` holds what is known so far, whatever breaks later."""
 
     def __init__(
-        self, place: Place | None, environment: Mapping[str, str], wait: float = ROLL
+        self,
+        place: Place | None,
+        environment: Mapping[str, str],
+        wait: float = ROLL,
+        lines: Lines | None = None,
     ) -> None:
         self.place, self.environment = place, environment
+        self.lines = lines or Lines()
         self.clock = Clock(time.monotonic() + wait - ROLL)
         rank = place.rank if place else 0
         self.facts = Facts(rank=rank)
@@ -65,6 +76,7 @@ class Examination:
             self.place.address, self.place.port
         )  # if it gets no further
         self.opening = True
+        self.lines.step("looking for the store")
         self.store, self.evidence.reached = open_store(self.place, self.clock, STORE)
         self.opening = False
         self.evidence.own_store = not self.place.agent
@@ -72,14 +84,18 @@ class Examination:
             return
         self.evidence.met = True
         self.table = Table(self.store, self.place, self.clock)
+        self.lines.step(f"waiting for {self.place.world} ranks", advance=1)
         keys = self.call_roll()
         if self.evidence.excluded:
             return
         acceptor = Acceptor(self.facts.rank, keys, self.listeners)
         acceptor.start()
+        self.lines.step("connecting every pair", advance=1)
         sockets = self.connect(keys)
         self.exchange_verdicts()
+        self.lines.step("measuring every pair", advance=1)
         self.measure(acceptor, sockets)
+        self.lines.step("gathering what was found", advance=1)
         self.gather()
 
     # ---- listening
@@ -191,14 +207,15 @@ class Examination:
     # ---- measuring
 
     def measure(self, acceptor: Acceptor, sockets: dict[int, socket.socket]) -> None:
-        rank = self.facts.rank
-        ranks = sorted(self.evidence.ranks)
-        table = list(rounds(len(ranks)))
-        burst = min(BURST_SECONDS, self.clock.left(MEASURE) / max(1, len(table)) / 5)
-        for pairs in table:
-            for first, other in ((ranks[low], ranks[high]) for low, high in pairs):
-                if rank in (first, other) and self.clock.left(MEASURE) > 0:
-                    self.measure_pair(first, other, acceptor, sockets, burst)
+        before = load.count([os.getpid()])
+        order, count = turns([*machines(self.evidence).values()])
+        burst = min(BURST_SECONDS, self.clock.left(MEASURE) / max(1, count) / BURSTS_A_PAIR)
+        for first, other in order:
+            if self.facts.rank in (first, other) and self.clock.left(MEASURE) > 0:
+                self.measure_pair(first, other, acceptor, sockets, burst)
+        time.sleep(max(0.0, before.when + min(WATCHED, self.clock.left(GATHER)) - time.monotonic()))
+        span = load.between(before, load.count([os.getpid()]))
+        self.evidence.spans[self.facts.rank] = span
 
     def measure_pair(
         self,
@@ -216,9 +233,9 @@ class Examination:
         if self.facts.rank == asks:
             memory = self.window.map if self.window and link.memory == "shared" else None
             pair = Pair((asks, answers))
-            Asker(sockets[answers], pair, memory).run(end, burst)
+            if Asker(sockets[answers], pair, memory).run(end, burst):
+                self.evidence.pairs[asks, answers] = pair
             sockets[answers].close()
-            self.evidence.pairs[asks, answers] = pair
             return
         lane = acceptor.taken.get((asks, NO_ADDRESS if link.memory == "shared" else link.chosen))
         if lane is None:
@@ -227,7 +244,7 @@ class Examination:
             memory = None
             if link.memory == "shared":
                 memory = probe.map_window(acceptor.windows.pop(asks))
-            measure.serve(lane, memory, min(end, time.monotonic() + 2 * measure.PARTNER))
+            measure.serve(lane, memory, end)
         except (OSError, KeyError):
             pass  # the side that asks tells what it met
         lane.close()
@@ -239,6 +256,7 @@ class Examination:
         assert self.table
         rank = self.facts.rank
         self.table.put("pairs", [pair.as_dict() for pair in self.evidence.pairs.values()])
+        self.table.put("spans", asdict(self.evidence.spans[rank]))
         if rank != self.evidence.leader:
             return
         others = [peer for peer in self.evidence.ranks if peer != rank]
@@ -250,6 +268,8 @@ class Examination:
         for peer in others:
             if peer not in told:
                 self.evidence.lost.setdefault(peer, "measuring")
+        for peer, span in self.table.gather("spans", told, GATHER).items():
+            self.evidence.spans[peer] = Span(**facts.known(Span, span))
 
     def part(self, status: int) -> int:
         """Wait until the leader has reported; the rank that serves the store leaves last.
@@ -289,12 +309,14 @@ def own_secret(environment: Mapping[str, str]) -> bytes:
         return os.urandom(16)  # such a rank joins no group: facts.secret_error
 
 
-def examine(place: Place | None, environment: Mapping[str, str], wait: float) -> Examination:
+def examine(
+    place: Place | None, environment: Mapping[str, str], wait: float, lines: Lines
+) -> Examination:
     """Examine in a thread, and return in time even where it hangs.
 
     The other ranks are waited for `wait` seconds.
     """
-    examination = Examination(place, environment, wait)
+    examination = Examination(place, environment, wait, lines)
 
     def work() -> None:
         try:

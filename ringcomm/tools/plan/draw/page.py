@@ -50,7 +50,7 @@ def write(title: str, story: Story, timed: str) -> str:
         f"{(FOLDER / 'draw.css').read_text(encoding='utf-8')}</style>",
         f"</head>\n<body>\n<main>\n<h1>{escape(title)}</h1>",
         *(f"<p>{escape(line)}</p>" for line in frames.legend_lines(story)),
-        f'<p class="keys">{"".join(map(key, frames.keys_of(story)))}</p>',
+        f'<p class="keys">{"".join(map(picture_of, frames.keys_of(story)))}</p>',
         controls(count - 1, shown),
         '<div class="scroll" id="frames">',
     ]
@@ -72,10 +72,10 @@ def write(title: str, story: Story, timed: str) -> str:
     return "\n".join(parts) + "\n"
 
 
-def key(one: frames.Key) -> str:
+def picture_of(key: frames.Key) -> str:
     """Return a key as a picture of its own: narrow windows break lines between them."""
-    drawn = "".join(frames.draw_key(one, 2, 14))
-    return f'<svg class="story" width="{frames.key_width(one)}" height="20">{drawn}</svg>'
+    drawn = "".join(frames.draw_key(key, 2, 14))
+    return f'<svg class="story" width="{frames.key_width(key)}" height="20">{drawn}</svg>'
 
 
 def controls(last: int, shown: int) -> str:
