@@ -32,8 +32,8 @@ def stats(group: Any = None, *, flat: bool = False) -> dict[str, Any]:
     in it. `sent_bytes` went to other hosts, and `resent_frames` were sent again after so many
     `lost_connections`; these count all groups. Operations on a GPU are counted by the host, when
     it sees their end. `flat`: only the numbers, by names such as "ringcomm/all_reduce/seconds",
-    for a logger: `wandb.log(ringcomm.stats(flat=True))`. Raises ValueError for a group that is not ringcomm's, and RuntimeError
-    without torch's default group.
+    for a logger: `wandb.log(ringcomm.stats(flat=True))`. Raises ValueError for a group that is not
+    ringcomm's, and RuntimeError without torch's default group.
     """
     import torch.distributed as dist
 

@@ -51,7 +51,7 @@ def sentence(record: GroupRecord, slow: int, before: Seen, now: Seen) -> str | N
     return (
         f"rank {record.global_ranks[slow]} is slow: in the last {now.at - before.at:.0f} s this "
         f"rank waited {now.waits[slow] - before.waits[slow]:.3g} s for it, in {len(late)} of "
-        f"{len(recent)} operations and {usual:.3g} ms as a rule, while the operations themselves "
+        f"{len(recent)} operations and typically {usual:.3g} ms, while the operations themselves "
         f"took {own:.3g} ms"
     )
 

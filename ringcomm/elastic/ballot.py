@@ -94,8 +94,8 @@ def require_same(mine: str, told: list[str]) -> None:
 DIFFERENCES = {
     "commits": "counts of steps differ between ranks after step {}: {} from the others; every rank "
     "must enter world.step() and world.attempt() equally often",
-    "act": "what ranks apply differs after step {}: {} from the others; every rank must call the "
-    "same optimizers in world.step(), and world.attempt() where the others do",
+    "act": "ranks apply different updates after step {}: {} from the others; every rank must call "
+    "the same optimizers in world.step(), and world.attempt() where the others do",
     "deck": "samplers differ between ranks after step {}: {} from the others; give every rank the "
     "same sampler, num_workers, prefetch_factor and accumulate",
     "state": "parameters differ between ranks after step {}: {} from the others; a step that is "

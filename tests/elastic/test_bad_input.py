@@ -122,10 +122,10 @@ def raised_by_all(program: Program, count: int = 3) -> list[Event]:
     [
         (bad.differs_at_once, "Diverged", "parameters differ .* after step 0: rank 1 from"),
         (bad.differs_later, "Diverged", "parameters differ .* after step [3-8]: rank 1 from"),
-        (bad.skips_a_step, "Diverged", "what ranks apply differs after step 3: rank 1 from"),
+        (bad.skips_a_step, "Diverged", "ranks apply different updates after step 3: rank 1 from"),
         (bad.has_another_rate, "Diverged", "learning rates .* differ .* after step 0: rank 1"),
         (bad.has_another_loader, "Diverged", "samplers differ .* after step 0: rank 1 from"),
-        (bad.makes_fewer_steps, "Diverged", "what ranks apply differs after step 8: rank 1"),
+        (bad.makes_fewer_steps, "Diverged", "ranks apply different updates after step 8: rank 1"),
         (bad.tracks_other_things, "ValueError", "every rank must track the same things"),
         (bad.calls_other_operations, "Diverged", "failed 3 times in a row, and no rank"),
     ],

@@ -282,7 +282,7 @@ for name in ("ringcom", "RingComms", "cpu:ringcom,cuda:nccl", "nosuch"):
 
 
 def test_a_misspelt_name(python: Run, tmp_path: Path) -> None:
-    """torch says itself that it knows no other name, and warns of it once."""
+    """That torch knows no other name it says itself, and it warns of it once."""
     [[stdout, stderr]] = said(python, tmp_path, [({}, MISSPELT)])
     meant = "Unknown backend type {}: did you mean 'ringcomm'?\n"
     names = ("'ringcom'", "'ringcomms'", "'ringcom'")

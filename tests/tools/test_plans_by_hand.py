@@ -14,8 +14,8 @@ from ringcomm.__main__ import main
 from ringcomm.algorithms import Shape, copy, reduce, send
 from ringcomm.algorithms.call import call_of
 from ringcomm.algorithms.steps import GroupPlans
-from ringcomm.tools.plan.notebook import draw, simulate, sweep
 from ringcomm.tools.plan.draw.story import story_of
+from ringcomm.tools.plan.notebook import draw, simulate, sweep
 from ringcomm.tools.plan.source import load, name_of, plans_of
 
 EXAMPLES = ROOT / "examples" / "algorithms"

@@ -119,7 +119,7 @@ def test_a_job_that_runs_well(tmp_path: Path, capsys: Any) -> None:
     status, lines = told(tmp_path, flights, capsys)
     assert (status, lines[0]) == (
         0,
-        "nothing is wrong so far: what ranks wait for, they have not waited for long",
+        "nothing is wrong so far: no rank has waited for long",
     )
     assert any("ranks 0 and 1 have not called all_reduce #21 yet" in line for line in lines)
 

@@ -133,7 +133,7 @@ def lost(evidence: Evidence) -> Iterator[Finding]:
         )
         remedy = (
             "see whether rank 0's process and host live, and whether a firewall between drops "
-            "what comes on open connections"
+            "the traffic of open connections"
         )
         yield Finding(ERROR, sentence, remedy)
     elif evidence.broken:

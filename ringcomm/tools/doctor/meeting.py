@@ -185,7 +185,8 @@ def open_store(place: Place, clock: Clock, until: float) -> tuple[Any, Reached]:
         return PrefixStore(place.prefix, store), reached
     except RuntimeError as error:
         reached.error = (
-            f"what listens there is silent, or no store of torch: {first_sentence(error)}"
+            "the program that listens there is silent, or is no store of torch: "
+            f"{first_sentence(error)}"
         )
         return None, reached
 

@@ -124,7 +124,7 @@ def nothing_wrong(job: Job) -> str:
     """Return the first sentence where there are no findings."""
     last = [calls for group in job.groups for calls in group.calls.values()]
     if any(not operation.is_done for calls in last for operation in calls.values()):
-        return "nothing is wrong so far: what ranks wait for, they have not waited for long"
+        return "nothing is wrong so far: no rank has waited for long"
     if not last:
         return "nothing is wrong: no collective was called"
     silent = f", but {job.no_record(job.silent)}" if job.silent else ""

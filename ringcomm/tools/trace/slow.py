@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from ringcomm._text import ranks_text, show_seconds, spans
+from ringcomm._text import show_seconds, spans
 from ringcomm.tools.trace.clocks import NEED_ALL
 from ringcomm.tools.trace.findings import Finding, Kind, where
 from ringcomm.tools.trace.job import Calls, Group, Job, clock_text
@@ -230,10 +230,10 @@ def networks(job: Job) -> Iterator[Finding]:
     rank, peer = worst.group.ranks[worst.rank], worst.group.ranks[worst.peer]
     resent = sum(stall.resent for stall in some)
     frames = f"; {resent} frames were sent again" if resent else ""
-    what = (
-        f"the network between {hosts[rank]} and {hosts[peer]}"
+    lead = (
+        f"the network between {hosts[rank]} and {hosts[peer]} stood still"
         if peer in hosts and hosts[peer] != hosts[rank]
-        else f"what {ranks_text([peer])} sends"
+        else f"nothing came from rank {peer} for a while"
     )
     rows = [
         (
@@ -245,7 +245,7 @@ def networks(job: Job) -> Iterator[Finding]:
     ]  # fmt: skip
     yield Finding(
         Kind.NETWORK,
-        f"{what} stood still: rank {rank} waited {show_seconds(worst.ns / 1e9)} for rank {peer} in "
+        f"{lead}: rank {rank} waited {show_seconds(worst.ns / 1e9)} for rank {peer} in "
         f"{worst.name}{where(job, worst.group)}, though all ranks had called it{frames}",
         ("rank", "waited for", "in", "called at", "wait", "frames sent again"),
         rows,
