@@ -46,7 +46,7 @@ class Rendezvous {
       throw;
     }
     assembly_.end();
-    static_cast<Whereabouts&>(result_) = roster_;
+    static_cast<Whereabouts&>(result_) = static_cast<const Whereabouts&>(roster_);
     result_.costs_text = roster_.costs_text;
     result_.algorithm = roster_.algorithm;
     return std::move(result_);

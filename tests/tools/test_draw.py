@@ -170,7 +170,6 @@ def test_colors_are_told_from_the_ground() -> None:
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        ("all_reduce", "say what to write: --svg FILE, --html FILE, or both"),
         ("barrier --svg x.svg", "a barrier moves no bytes"),
         ("all_reduce --ranks 33 --svg x.svg", "a picture takes 32 ranks at most"),
         ("all_gather --ranks 3 --hosts 2 --svg x.svg", "3 ranks cannot be spread evenly"),

@@ -103,6 +103,16 @@ def test_the_table_of_a_rank(capsys: pytest.CaptureFixture[str]) -> None:
     ]
 
 
+def test_rank_0_stands_for_the_others(capsys: pytest.CaptureFixture[str]) -> None:
+    out = printed(capsys, "all_reduce", "--ranks", "3")
+    assert re.findall(r"^rank (\d):", out, re.M) == ["0"]
+    assert out.endswith("the other ranks: --rank 1 prints one of them, and --rank all every one\n")
+    out = printed(capsys, "all_reduce", "--ranks", "3", "--rank", "all")
+    assert re.findall(r"^rank (\d):", out, re.M) == ["0", "1", "2"]
+    assert main(["plan", "show", "all_reduce", "--ranks", "3", "--rank", "3"]) == 1
+    assert "--rank 3: the group has ranks 0 to 2" in capsys.readouterr().err
+
+
 def test_long_tables_are_cut(capsys: pytest.CaptureFixture[str]) -> None:
     words = ("all_reduce", "--hosts", "4", "--size", "64M", "--rank", "0")
     out, whole = printed(capsys, *words, "--steps", "5"), printed(capsys, *words, "--steps", "0")

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 COLUMNS = ("#", "step", "to", "from", "bytes", "lane")
 MOST_OPERANDS = 4  # for a step in the table
 SHOWN = 40
+EVERY = "all"
 EXAMPLES = (
     "ringcomm plan show all_reduce --ranks 4 --hosts 2 --size 1M --why",
     "ringcomm plan show all_reduce --ranks 4 --rank 0 --svg plan.svg",
@@ -47,7 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     arguments.former(parser, size, "--bytes")
     source.add_plan(parser)
     arguments.add_dtype(parser)
-    add("--rank", type=int, help="print the steps of this rank only")
+    add("--rank", type=which, help="print the steps of this rank, or of all (0)")
     add("--steps", type=int, default=SHOWN, help=f"print so many of each rank; 0: all ({SHOWN})")
     add("--why", action="store_true", help="print only why the algorithm was chosen")
     arguments.add_costs(parser)
@@ -57,6 +58,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         json="the plans of all ranks",
     )
     arguments.former(parser, files["json"], "--export")
+
+
+def which(text: str) -> int | str:
+    """Return the number of a rank, or "all"."""
+    return text if text == EVERY else int(text)
 
 
 def run(options: argparse.Namespace) -> int:
@@ -90,10 +96,12 @@ def show(options: argparse.Namespace, call: Call, network: Network) -> None:
         print(title := source.title_of(call, first.algorithm, options.dtype))
         for line in why(call, first, options.algorithm is not None, network):
             print(line)
-    ranks = range(call.ranks) if options.rank is None else [options.rank]
+    ranks = range(call.ranks) if options.rank == EVERY else [options.rank or 0]
     for rank in [] if options.why else ranks:
         own = group.steps[rank] if group else plan_of(call, rank, options.algorithm, network).steps
         print_plan(rank, own, options.steps)
+    if options.rank is None and not options.why and call.ranks > 1:
+        print("\nthe other ranks: --rank 1 prints one of them, and --rank all every one")
     if group and options.svg:
         draw(options.svg, title, group, network)
     if group and options.json:
@@ -115,7 +123,7 @@ def draw(path: Path, title: str, group: GroupPlans, network: Network) -> None:
 
 
 def check_shown(options: argparse.Namespace, call: Call) -> None:
-    if options.rank is not None and not 0 <= options.rank < call.ranks:
+    if options.rank not in (None, EVERY, *range(call.ranks)):
         raise ValueError(f"--rank {options.rank}: the group has ranks 0 to {call.ranks - 1}")
     if options.steps < 0:
         raise ValueError(f"--steps {options.steps}: write how many, or 0 for all")

@@ -34,8 +34,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    if not (options.svg or options.html):
-        raise ValueError("say what to write: --svg FILE, --html FILE, or both")
     ranks = options.ranks
     root = source.check_root(options, options.collective)
     whole, hosts = options.size or ranks * PER_RANK, options.hosts or ranks
