@@ -224,7 +224,7 @@ void Diagnosis::warn(const Logger& logger, const Descriptor& operation, double s
   const int64_t pid = where_.pid(absent.empty() ? awaited : absent[0]);
   const std::string read = records.empty() ? "" : " " + records;
   logger.warning(
-      numbered(operation), ": has waited for ", seconds, " s for ", missing(operation, awaited),
+      numbered(operation), ": has waited ", seconds, " s for ", missing(operation, awaited),
       pid == 0 || records == "off" ? ")"
                                    : str("); to see the line it is at, run `kill -USR2 ", pid,
                                          "` there, then `ringcomm trace", read, "`"));
