@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pickle
 import re
+import socket
 import subprocess
 import sys
 import time
@@ -313,6 +314,23 @@ def test_trace_has_the_line_of_the_rank_that_is_missing(
     assert re.search(
         r"^rank 1 never called all_reduce #\d+: it was at .+ in load_batch \(host", first
     )
+
+
+@pytest.mark.slow
+def test_a_warning_says_how_to_see_the_line(job: Any, tmp_path: Path) -> None:
+    """After 10 s of waiting, once: whom for, where that one is, and the commands."""
+    folder = tmp_path / "records"
+    text = job(
+        "if rank == 1:\n"
+        "    print('rank 1 is', os.getpid(), flush=True)\n"
+        "    time.sleep(12)\n"
+        "dist.all_reduce(torch.ones(70))\n",
+        RINGCOMM_TRACE=str(folder),
+    )
+    pid = re.findall(r"rank 1 is (\d+)", text)[0]
+    (warning,) = re.findall(r".*: has waited 10 s for rank 1 \(.*", text)
+    assert f", has not called #6; pid {pid} on {socket.gethostname()}); to see" in warning
+    assert warning.endswith(f"run `kill -USR2 {pid}` there, then `ringcomm trace {folder}`")
 
 
 def test_a_rank_that_stands_still_writes_its_stacks(
