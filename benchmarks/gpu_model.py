@@ -19,7 +19,7 @@ import torch  # noqa: F401  the library needs it to be loaded
 
 from lab import benchmark, report
 from ringcomm import _C
-from ringcomm.tools.bench import cases
+from ringcomm.tools.bench import traits
 
 SIZES = "1K,4K,16K,64K,256K,1M,4M,16M,64M,256M,1G"
 # The model leaves it out. One-shot of 512 float32 took 5.9 us on eight H100 (sglang pull request
@@ -59,7 +59,7 @@ ANCHORS = [
 
 def by_model(collective: str, ranks: int, size: int, nvlink: bool, capability: int) -> Any:
     """Return the kernel that is chosen, and the seconds of all, for bytes of the larger buffer."""
-    shard = size // ranks if collective in cases.IN_PARTS else size
+    shard = size // ranks if collective in traits.IN_PARTS else size
     kernel, seconds = _C.kernel_seconds(collective, ranks, shard, nvlink, capability)
     return kernel, {name: LAUNCH + kernel_seconds for name, kernel_seconds in seconds.items()}
 
@@ -69,12 +69,12 @@ def row_of(options: argparse.Namespace, size: int) -> dict[str, Any]:
     setting = (options.collective, options.ranks)
     kernel, seconds = by_model(*setting, size, options.nvlink, options.capability)
     ours = seconds[kernel]
-    _, busbw = cases.bandwidths(options.collective, size, ours, options.ranks)
+    _, busbw = traits.bandwidths(options.collective, size, ours, options.ranks)
     row = {"bytes": size, "kernel": kernel, "seconds": ours, "busbw_gb_per_s": busbw}
     published = PUBLISHED.get((options.capability, options.ranks))
     if published and options.nvlink and options.collective == "all_reduce":
         alpha, rate = published
-        moved = size * cases.FACTORS[options.collective](options.ranks)
+        moved = size * traits.FACTORS[options.collective](options.ranks)
         theirs = alpha + moved / rate
         target = SHORT_TARGET if size <= SHORT else LONG_TARGET
         row |= {"nccl_seconds": theirs, "ratio": theirs / ours, "target": target}
@@ -89,7 +89,7 @@ def needed(options: argparse.Namespace, kernel: str, size: int, allowed: float) 
     None: no such rate would do, because flags and the launch take longer.
     """
     _, seconds = by_model("all_reduce", options.ranks, 0, options.nvlink, options.capability)
-    moved = size * cases.FACTORS["all_reduce"](options.ranks)
+    moved = size * traits.FACTORS["all_reduce"](options.ranks)
     left = allowed - seconds[kernel]
     return moved / left / 1e9 if left > 0 else None
 

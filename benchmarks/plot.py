@@ -14,7 +14,7 @@ import matplotlib as mpl
 
 from ringcomm._text import show_seconds, show_size
 from ringcomm.tools.bench import collectives
-from ringcomm.tools.bench.cases import IN_PLACE
+from ringcomm.tools.bench.traits import IN_PLACE
 from ringcomm.tools.page import COLORS
 
 mpl.use("Agg")

@@ -26,9 +26,9 @@ import torch.distributed as dist
 from lab import benchmark, report
 from lab.benchmark import BenchmarkError, Measured
 from lab.ranks import Rank
-from ringcomm.tools.bench import cases
+from ringcomm.tools.bench import cases, traits
 
-COLLECTIVES = [name for name in cases.FACTORS if name != "barrier"]
+COLLECTIVES = [name for name in traits.FACTORS if name != "barrier"]
 LARGEST = 22  # log2 of bytes
 SLICE = 5.0  # seconds between looks
 

@@ -38,7 +38,7 @@ COMMANDS: dict[str, Command | tuple[dict[str, Command], str]] = {
     "top": ("ringcomm.tools.top", "watch where each rank of a running job is"),
     "tune": ("ringcomm.tools.tune.command", "measure what messages cost on this network"),
     "plan": (PLAN, "show, prove, simulate, draw or search the plans of collectives"),
-    "elastic": ("ringcomm.elastic.__main__", "serve the store of elastic trainings"),
+    "elastic": ("ringcomm.tools.store", "serve the store of elastic trainings"),
     "completion": ("ringcomm.tools.completion", "print the completion of a shell"),
 }
 # Former commands, which go with version 0.3.

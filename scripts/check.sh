@@ -52,6 +52,7 @@ for room in $(sed -nE 's#^ringcomm/((tools/)?[^/]+).*#\1#p' <<<"$changed" | sort
       tests+=(tests/tools/test_{draw,notebook,plan,plans_by_hand,search,simulate}.py)
       ;;
     tools/tune) tests+=(tests/network/test_tune.py tests/device/test_tune_kernels.py) ;;
+    tools/store.py) tests+=(tests/elastic/test_launchers.py) ;;
     tools/svg.py) tests+=(tests/tools/test_{draw,plan,simulate}.py) ;;
     tools/bench | tools/doctor | tools/trace | tools/top.py)
       name=${room#tools/}

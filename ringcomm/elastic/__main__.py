@@ -1,41 +1,11 @@
-"""`ringcomm elastic store`: serve the store of elastic worlds, and nothing else.
-
-Ranks find one another through it. Give them its address in RINGCOMM_ELASTIC, as host:port.
-"""
+"""`python -m ringcomm.elastic`, the former name of `ringcomm elastic`; it goes with version 0.3."""
 
 from __future__ import annotations
 
-import argparse
+import runpy
 import sys
-import threading
-
-from ringcomm.elastic.store import serve
-
-EXAMPLES = ("ringcomm elastic store --port 29400",)
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument
-    add("what", choices=["store"], help="serve a store until it is stopped")
-    add("--host", default="0.0.0.0", help="the address to listen at")
-    add("--port", type=int, default=29500, help="0: any free one")
-
-
-def run(options: argparse.Namespace) -> int:
-    served = serve(options.host, options.port)
-    if served is None:
-        print(
-            f"port {options.port} is taken: is another store served there? Give --port another",
-            file=sys.stderr,
-        )
-        return 1
-    print(f"serves a store at port {served.port}", flush=True)
-    threading.Event().wait()
-    return 0
-
 
 if __name__ == "__main__":
     print("python -m ringcomm.elastic is now `ringcomm elastic`", file=sys.stderr)
-    former = argparse.ArgumentParser(prog="python -m ringcomm.elastic")
-    add_arguments(former)
-    sys.exit(run(former.parse_args()))
+    sys.argv[1:1] = ["elastic"]
+    runpy.run_module("ringcomm", run_name="__main__")

@@ -7,7 +7,7 @@ a pair: for a light ground, and for a dark one.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from xml.sax.saxutils import escape, quoteattr
+from html import escape
 
 Pair = tuple[str, str]
 
@@ -72,8 +72,8 @@ def picture(
     return "\n".join(
         (
             f'<svg xmlns="http://www.w3.org/2000/svg" width="{width:g}" height="{height:g}" '
-            f'viewBox="0 0 {width:g} {height:g}" role="img" aria-label={quoteattr(title)}{more}>',
-            f"<title>{escape(title)}</title><style>\n{styled}\n</style>",
+            f'viewBox="0 0 {width:g} {height:g}" role="img" aria-label="{escape(title)}"{more}>',
+            f"<title>{escape(title, quote=False)}</title><style>\n{styled}\n</style>",
             f'<rect class="ground" width="{width:g}" height="{height:g}"/>',
             *parts,
             "</svg>\n",
@@ -89,12 +89,12 @@ def near(value: float) -> str:
 def text(x: float, y: float, words: str, css: str = "", anchor: str = "") -> str:
     """Return a line of text; `anchor` is "middle" or "end" where x is not its beginning."""
     more = (f' class="{css}"' if css else "") + (f' text-anchor="{anchor}"' if anchor else "")
-    return f'<text{more} x="{near(x)}" y="{near(y)}">{escape(words)}</text>'
+    return f'<text{more} x="{near(x)}" y="{near(y)}">{escape(words, quote=False)}</text>'
 
 
 def _mark(tag: str, css: str, more: str, title: str) -> str:
     named = f'class="{css}" ' if css else ""
-    end = f"><title>{escape(title)}</title></{tag}>" if title else "/>"
+    end = f"><title>{escape(title, quote=False)}</title></{tag}>" if title else "/>"
     return f"<{tag} {named}{more}{end}"
 
 

@@ -68,8 +68,8 @@ def test_what_is_no_size_is_refused(module: Any, text: str) -> None:
     ],
 )
 def test_bus_bandwidth_is_that_of_nccl_tests(module: Any, collective: str, factor: float) -> None:
-    cases = module("ringcomm.tools.bench.cases")
-    algbw, busbw = cases.bandwidths(collective, 8_000_000_000, 2.0, 4)
+    bandwidths = module("ringcomm.tools.bench.traits").bandwidths
+    algbw, busbw = bandwidths(collective, 8_000_000_000, 2.0, 4)
     assert algbw == pytest.approx(4.0)
     assert busbw == pytest.approx(4.0 * factor)
 

@@ -16,7 +16,7 @@ from lab.limits import limit
 from lab.namespaces import missing
 from ringcomm.algorithms.call import call_of
 from ringcomm.algorithms.steps import Step, plans_of
-from ringcomm.tools.bench import cases
+from ringcomm.tools.bench import traits
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -121,11 +121,11 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Run]]:
 @pytest.mark.parametrize("size", [2, 4])
 def test_copies_are_those_of_the_plans(size: int) -> None:
     """The column compares with the rank that copies and adds up the most."""
-    for collective in set(cases.COPIES) - {"send_recv", "barrier"}:
+    for collective in set(traits.COPIES) - {"send_recv", "barrier"}:
         algorithm = "pairwise" if collective == "all_to_all" else "direct"
         group = plans_of(call_of(collective, size, 1 << 22, size), algorithm)
         most = max(sum(moved(step, collective) for step in steps) for steps in group.steps)
-        assert cases.COPIES[collective](size) * (1 << 22) == pytest.approx(most), collective
+        assert traits.COPIES[collective](size) * (1 << 22) == pytest.approx(most), collective
 
 
 def moved(step: Step, collective: str) -> int:

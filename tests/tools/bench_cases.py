@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Sequence
 from typing import Any
 
-from ringcomm.tools.bench import cases, collectives, ddp
+from ringcomm.tools.bench import cases, collectives, ddp, traits
 from ringcomm.tools.bench.sample import Sample, Workload
 
 SIZES = [8 << (2 * i) for i in range(12)]  # 8 B to 32 MiB
@@ -35,7 +35,7 @@ def of_collectives(
     """Return the body of such a file; gloo refuses one size."""
     samples = []
     for count, name, size in itertools.product(ranks, names, SIZES):
-        for in_place in cases.IN_PLACE[name]:
+        for in_place in traits.IN_PLACE[name]:
             form = cases.Form(in_place=in_place)
             workload = Workload(name, cases.elements(name, size, count), count, form)
             for loaded, backend in itertools.product(loads, backends):

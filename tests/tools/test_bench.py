@@ -20,7 +20,7 @@ from lab import browser
 from lab.limits import limit
 from ringcomm.__main__ import main
 from ringcomm._text import show_seconds
-from ringcomm.tools.bench import cases
+from ringcomm.tools.bench import cases, traits
 
 BENCH = (sys.executable, "-m", "ringcomm", "bench")
 SHORT = ("--rounds", "2", "--seconds", "0.005", "--deadline", f"{limit(60):.0f}")
@@ -100,7 +100,7 @@ def test_every_size_is_measured_on_every_backend(measured: Measured) -> None:
 
 def test_large_calls_are_compared_with_their_copies(measured: Measured) -> None:
     for sample in measured.body["samples"]:
-        usual = sample["in_place"] == cases.IN_PLACE[sample["collective"]][0]
+        usual = sample["in_place"] == traits.IN_PLACE[sample["collective"]][0]
         ours = sample["backend"] == "ringcomm" and not sample["loaded"]
         compared = ours and usual and sample["bytes"] == LARGE
         assert len(sample["copies_s"]) == (2 if compared else 0)
@@ -360,5 +360,5 @@ def test_numbers_stay_exact_with_many_ranks() -> None:
     for type_, ranks in (("bfloat16", 64), ("float16", 256)):
         form = cases.Form(type_)
         given = [cases.values(rank, 99, form, ranks).double() for rank in range(ranks)]
-        assert float(sum(given).max()) <= cases.EXACT[type_]
+        assert float(sum(given).max()) <= traits.EXACT[type_]
         assert not (given[0][1:] == given[0][:-1]).all()

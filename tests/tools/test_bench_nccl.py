@@ -16,7 +16,7 @@ import torch
 
 from lab.limits import limit
 from ringcomm.__main__ import main
-from ringcomm.tools.bench import cases, command, nccl
+from ringcomm.tools.bench import cases, command, measurement, nccl
 from ringcomm.tools.bench.sample import Workload
 
 
@@ -69,7 +69,7 @@ def test_all_is_as_many_ranks_as_gpus_or_cores(monkeypatch: pytest.MonkeyPatch) 
             ddp=False,
             collectives=None,
         )
-        command.complete(options)
+        measurement.complete(options)
         counts: list[int] = options.ranks
         return counts
 

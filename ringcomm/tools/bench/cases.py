@@ -1,9 +1,7 @@
-"""The collectives that are measured: how each is called, what it must give, and how it is rated.
+"""The collectives that are measured: how each is called, and what it must give.
 
 Sizes are nccl-tests': the bytes of the larger of a rank's two buffers, so the whole output of an
-all_gather and the whole input of a reduce_scatter. `algbw` is that size divided by the time.
-`busbw` multiplies it by FACTORS, so that a figure can be compared with the speed of the memory or
-the link whatever the number of ranks.
+all_gather and the whole input of a reduce_scatter. traits.py has how each is rated.
 
 A collective is measured in place, out of place, or both, as far as torch.distributed has such
 calls: all_reduce, broadcast and reduce have one buffer. In place, what a rank gives to an
@@ -19,6 +17,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
+from ringcomm.tools.bench.traits import EXACT, IN_PARTS, OPS
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -29,75 +29,6 @@ FILLER = 99  # in buffers that a collective has to fill
 # torch 2.13 gave them these names, and warns of the old ones.
 all_gather_single = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 reduce_scatter_single = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
-
-
-def _twice_the_others(ranks: int) -> float:
-    return 2 * (ranks - 1) / ranks
-
-
-def _the_others(ranks: int) -> float:
-    return (ranks - 1) / ranks
-
-
-def _one(ranks: int) -> float:
-    return 1.0
-
-
-# busbw / algbw by the number of ranks, as nccl-tests has them (its doc/PERFORMANCE.md says why).
-FACTORS: dict[str, Callable[[int], float]] = {
-    "all_reduce": _twice_the_others,
-    "all_gather": _the_others,
-    "reduce_scatter": _the_others,
-    "all_to_all": _the_others,
-    "broadcast": _one,
-    "reduce": _one,
-    "gather": _the_others,
-    "scatter": _the_others,
-    "send_recv": _one,
-    "barrier": _one,
-}
-# How often a rank copies the bytes of that size on the way, in the plans for ranks of one host: the
-# one that copies the most; a sum counts as the copy of its result. A buffer that all ranks read or
-# write in place is in here once on each.
-COPIES: dict[str, Callable[[int], float]] = {
-    "all_reduce": lambda n: (2 * n - 1) / n,  # all but its own part out, that summed, the rest in
-    "all_gather": lambda n: (n + 1) / n,  # its part out, its part in place, the others' in
-    "reduce_scatter": _one,  # all but its own part out, that summed
-    "all_to_all": lambda n: (2 * n - 1) / n,  # all but one part out, all in
-    "broadcast": _one,  # out, or in
-    "reduce": _one,
-    "gather": _one,
-    "scatter": _one,
-    "send_recv": lambda n: 2.0,  # out, and in
-    "barrier": lambda n: 0.0,
-}
-# Each rank has one part of the larger buffer, so its length must be a multiple of the ranks.
-IN_PARTS = {"all_gather", "reduce_scatter", "all_to_all", "gather", "scatter"}
-
-
-# Whether it is called in place, out of place, or both.
-IN_PLACE: dict[str, tuple[bool, ...]] = dict.fromkeys(FACTORS, (False,)) | {
-    "all_reduce": (True,),
-    "broadcast": (True,),
-    "reduce": (True,),
-    "all_gather": (False, True),
-    "reduce_scatter": (False, True),
-}
-REDUCING = {"all_reduce", "reduce_scatter", "reduce"}
-# The integers up to here are exact in each type. Those of integers wrap around, alike everywhere.
-EXACT = {
-    "float32": 1 << 24,
-    "float64": 1 << 53,
-    "float16": 1 << 11,
-    "bfloat16": 1 << 8,
-    **dict.fromkeys(["int8", "uint8", "int32", "int64"], 1 << 53),
-}
-OPS: dict[str, tuple[Any, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]]] = {
-    "sum": (dist.ReduceOp.SUM, torch.add),
-    "prod": (dist.ReduceOp.PRODUCT, torch.mul),
-    "min": (dist.ReduceOp.MIN, torch.minimum),
-    "max": (dist.ReduceOp.MAX, torch.maximum),
-}
 
 
 class WrongResultError(AssertionError):
@@ -120,7 +51,7 @@ class Form:
 
     @property
     def reduce(self) -> Any:
-        return OPS[self.op][0]
+        return getattr(dist.ReduceOp, OPS[self.op][0])
 
     def filled(self, count: int) -> torch.Tensor:
         """Return a buffer that a collective has to fill."""
@@ -157,12 +88,6 @@ def elements(collective: str, size: int, ranks: int, element: int = ELEMENT) -> 
         return 0
     step = ranks if collective in IN_PARTS else 1
     return max(1, size // element // step) * step
-
-
-def bandwidths(collective: str, size: int, seconds: float, ranks: int) -> tuple[float, float]:
-    """Return (algbw, busbw) in GB/s, 10⁹ bytes a second."""
-    algbw = size / seconds / 1e9
-    return algbw, algbw * FACTORS[collective](ranks)
 
 
 def values(rank: int, count: int, form: Form = PLAIN, ranks: int = 1) -> torch.Tensor:
@@ -230,7 +155,7 @@ class _Place:
         return tensor.to(self.form.device)
 
     def total(self) -> torch.Tensor:
-        combine = OPS[self.form.op][1]
+        combine = getattr(torch, OPS[self.form.op][1])
         every = (self.values(rank, self.count) for rank in range(self.ranks))
         return functools.reduce(combine, every)
 

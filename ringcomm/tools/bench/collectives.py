@@ -23,7 +23,7 @@ import torch.distributed as dist
 
 from ringcomm._text import show_size
 from ringcomm.tools import load
-from ringcomm.tools.bench import cases, measured, nccl, trust
+from ringcomm.tools.bench import cases, measured, nccl, traits, trust
 from ringcomm.tools.bench.cases import Case, Form
 from ringcomm.tools.bench.measured import BenchmarkError, BusyCores, Measured
 from ringcomm.tools.bench.ranks import Rank
@@ -224,7 +224,7 @@ class Bench:
 
     def is_copied(self, sample: Sample) -> bool:
         """Tell whether its copies are timed: for plans in memory, called as plans are counted."""
-        form, usual_place = sample.workload.form, cases.IN_PLACE[sample.workload.collective][0]
+        form, usual_place = sample.workload.form, traits.IN_PLACE[sample.workload.collective][0]
         usual = form.device == "cpu" and form.in_place == usual_place
         ours = sample.backend == "ringcomm" and not sample.loaded
         return ours and usual and sample.workload.size >= FEWEST_COPIED
@@ -234,7 +234,7 @@ class Bench:
         by_rank = self.sets["ringcomm"](time_copies, workload.size, seconds=self.options.limit)
         kinds = zip(*by_rank, strict=True)
         fastest = min(statistics.median(measured.slowest(list(kind))) for kind in kinds)
-        return cases.COPIES[workload.collective](workload.ranks) * fastest
+        return traits.COPIES[workload.collective](workload.ranks) * fastest
 
     def seconds(self, sample: Sample, calls: int) -> list[float]:
         """Return the seconds of each call, on its slowest rank."""
@@ -252,14 +252,14 @@ def workloads(options: argparse.Namespace, ranks: int) -> Iterator[list[list[Wor
     for collective in options.collectives:
         moves = collective != "barrier"
         for type_ in options.types if moves else ["float32"]:
-            for op in options.ops if collective in cases.REDUCING else ["sum"]:
+            for op in options.ops if collective in traits.REDUCING else ["sum"]:
                 form = Form(type_, op, device=options.device)
                 size = form.dtype.itemsize
                 counts = [cases.elements(collective, s, ranks, size) for s in options.sizes]
                 yield [
                     [
                         Workload(collective, count, ranks, replace(form, in_place=in_place))
-                        for in_place in cases.IN_PLACE[collective]
+                        for in_place in traits.IN_PLACE[collective]
                     ]
                     for count in dict.fromkeys(counts)  # sizes that come to the same, once
                 ]
@@ -296,7 +296,7 @@ def measure_table(bench: Bench, rows: list[list[Workload]]) -> list[Facts]:
         f"{'### ' if options.markdown else ''}{what}: "
         f"median and lowest..highest of {options.rounds} rounds\n"
     )
-    ours = options.columns != nccl.COLUMNS
+    ours = options.columns == "ringcomm"
     for line in table.head() if ours else []:
         bench.lines.say(line)
     for row in rows:

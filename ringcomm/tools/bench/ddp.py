@@ -18,7 +18,6 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from ringcomm._text import positive
 from ringcomm.tools import load, progress
 from ringcomm.tools.bench import measured, sharing, trust
 from ringcomm.tools.bench.collectives import enter
@@ -30,7 +29,6 @@ from ringcomm.tools.load import Span
 from ringcomm.tools.progress import Lines
 
 NAME = "ddp"  # the key in JSON
-TITLES = {"ddp": "DDP", "fsdp2": "FSDP2"}
 MODEL = ("model", "wrapper", "width", "layers", "batch")  # options, as Model has them
 STEPS = {"step": "step", "silent_step": "without communication", "exposed": "exposed communication"}
 Steps = dict[str, list[float]]  # seconds of each step, "exchanging" or "silent"
@@ -169,7 +167,7 @@ def measure_rounds(
 
     def once(number: int) -> dict[str, tuple[float, float]]:
         again = number >= options.rounds
-        what = f"{TITLES[options.wrapper]}, {size} ranks, round {number + 1}{' again' * again}"
+        what = f"{options.wrapper.upper()}, {size} ranks, round {number + 1}{' again' * again}"
         lines.step(what, advance=int(not again))
         return {
             backend: round_of(ranks, options.steps, options.limit)
@@ -213,7 +211,7 @@ def measure_ranks(options: argparse.Namespace, size: int, lines: Lines) -> dict[
 
 def say(run: dict[str, Any], options: argparse.Namespace, lines: Lines) -> None:
     lines.say(
-        f"{TITLES[options.wrapper]}, {options.model} of "
+        f"{options.wrapper.upper()}, {options.model} of "
         f"{run['parameters'] / 1e6:.1f} M float32 parameters, {run['ranks']} ranks, "
         f"{options.device}, batch {options.batch}: median and lowest..highest of "
         f"{options.rounds} rounds of {options.steps} steps\n"
@@ -249,15 +247,3 @@ def write_csv(path: Path, body: dict[str, Any]) -> None:
             for backend, figures in run["backends"].items():
                 times = [1e3 * figures[f"{what}_{end}_s"] for what in STEPS for end in ends]
                 writer.writerow([run["ranks"], backend, *times])
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("a step of training")
-    add = group.add_argument
-    add("--ddp", action="store_true", help="measure steps of training instead")
-    add("--wrapper", choices=list(TITLES), default="ddp", help="what shares the model")
-    add("--model", choices=["mlp", "transformer"], default="mlp")
-    add("--batch", type=positive, default=64, help="examples a rank and step")
-    add("--width", type=positive, default=2048, help="of each layer")
-    add("--layers", type=positive, default=6)
-    add("--steps", type=positive, default=10, help="a round, of each kind")

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ringcomm._text import show_seconds, show_size
-from ringcomm.tools.bench import cases, ddp, trust
+from ringcomm.tools.bench import ddp, traits, trust
 from ringcomm.tools.bench.sample import Facts, peer_of
 from ringcomm.tools.page import COLORS, DASHES, GREY, Page
 
@@ -262,7 +262,7 @@ def bound_busbw(
 ) -> list[tuple[int, float]]:
     first = samples[0]
     return [
-        (size, cases.bandwidths(first["collective"], size, seconds, first["ranks"])[1])
+        (size, traits.bandwidths(first["collective"], size, seconds, first["ranks"])[1])
         for size, seconds in bound
         if seconds > 0
     ]

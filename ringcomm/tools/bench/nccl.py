@@ -8,7 +8,6 @@ from ringcomm.tools.bench import cases
 from ringcomm.tools.bench.report import show_bandwidth, show_time
 from ringcomm.tools.bench.sample import UNMEASURED, Facts
 
-COLUMNS = "nccl-tests"
 # Each rank a host: NCCL then finds no second rank on its GPU, and no memory in common. How fast it
 # is over sockets is no question of NCCL's making.
 APART = {

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ringcomm.tools.bench import cases, trust
+from ringcomm.tools.bench import traits, trust
 from ringcomm.tools.bench.cases import Form
 from ringcomm.tools.bench.report import Spread, show_bandwidth, show_time
 
@@ -64,7 +64,7 @@ class Workload:
 
     @property
     def redop(self) -> str:
-        return self.form.op if self.collective in cases.REDUCING else "none"
+        return self.form.op if self.collective in traits.REDUCING else "none"
 
 
 @dataclass
@@ -109,7 +109,7 @@ class Sample:
 
     def _figures(self) -> dict[str, Any]:
         spread, workload = Spread.of(self.rounds), self.workload
-        algbw, busbw = cases.bandwidths(
+        algbw, busbw = traits.bandwidths(
             workload.collective, workload.size, spread.median, workload.ranks
         )
         cuts = statistics.quantiles(self.times, n=100, method="inclusive")
@@ -160,7 +160,7 @@ class Table:
     def __init__(
         self, workload: Workload, backends: Sequence[str], loads: bool, markdown: bool
     ) -> None:
-        self.places = cases.IN_PLACE[workload.collective]
+        self.places = traits.IN_PLACE[workload.collective]
         self.loads, self.markdown = loads, markdown
         self.moves = workload.count > 0
         self.peer = peer_of(backends)

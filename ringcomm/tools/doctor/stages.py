@@ -27,14 +27,20 @@ from ringcomm.tools.doctor.facts import Facts
 from ringcomm.tools.doctor.measure import Asker, Pair
 from ringcomm.tools.doctor.meeting import Clock, Place, Reached, Table, open_store, resolve
 from ringcomm.tools.doctor.probe import NO_ADDRESS, Acceptor, Attempt, Keys, Reachability, Window
+from ringcomm.tools.doctor.timetable import (
+    CONNECT,
+    END,
+    GATHER,
+    MEASURE,
+    PARTING,
+    ROLL,
+    STORE,
+    VERDICTS,
+)
 from ringcomm.tools.doctor.turns import turns
 from ringcomm.tools.load import Span
 from ringcomm.tools.progress import Lines
 
-# Seconds: the roll is called at ROLL of every clock, or earlier when all ranks are there.
-STORE, ROLL, CONNECT, VERDICTS, MEASURE, GATHER, END = 9.0, 11.0, 15.5, 17.0, 20.5, 22.0, 24.0
-PARTING = 3.0  # seconds after that, for words that wait in the store
-STAGES = 4  # before the last one: for the progress
 SYN_SECONDS = 4.2  # a lost SYN comes again after 1 and 3 s
 BURST_SECONDS = 0.02
 BURSTS_A_PAIR = 12  # that would last as long, all in all

@@ -25,7 +25,7 @@ import torch.distributed as dist
 import ringcomm
 from ringcomm import _planner
 from ringcomm._text import aligned, show_size
-from ringcomm.tools.bench import cases, measured
+from ringcomm.tools.bench import cases, measured, traits
 from ringcomm.tools.bench.machine import gpus
 from ringcomm.tools.bench.measured import Measured
 from ringcomm.tools.bench.ranks import Rank, RankError
@@ -291,7 +291,7 @@ class Turns:
         """Return the medians by collective."""
         table: dict[str, list[Times]] = {name: [] for name in COLLECTIVES}
         for workload in self.workloads:
-            parts = workload.ranks if workload.collective in cases.IN_PARTS else 1
+            parts = workload.ranks if workload.collective in traits.IN_PARTS else 1
             times = Times(workload.size // parts, self.model[workload], workload.size)
             for kernel, some in self.times.items():
                 if some.get(workload):
