@@ -220,14 +220,10 @@ std::vector<Rank> Diagnosis::absent(const Descriptor& operation, size_t most) co
 
 void Diagnosis::warn(const Logger& logger, const Descriptor& operation, double seconds,
                      Rank awaited, const std::string& records) const {
-  const std::vector<Rank> absent = this->absent(operation, 1);
-  const int64_t pid = where_.pid(absent.empty() ? awaited : absent[0]);
-  const std::string read = records.empty() ? "" : " " + records;
+  const std::string read = records.empty() ? "` there" : " " + records + "`";
   logger.warning(
       numbered(operation), ": has waited ", seconds, " s for ", missing(operation, awaited),
-      pid == 0 || records == "off" ? ")"
-                                   : str("); to see the line it is at, run `kill -USR2 ", pid,
-                                         "` there, then `ringcomm trace", read, "`"));
+      records == "off" ? ")" : str("); to see the line it is at, run `ringcomm trace", read));
 }
 
 std::string Diagnosis::missing(const Descriptor& operation, Rank awaited) const {

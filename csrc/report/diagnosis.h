@@ -55,8 +55,9 @@ class Diagnosis {
   // 4711 on node1", without the last bracket. If all have called it, that is the rank that is
   // awaited.
   std::string missing(const Descriptor& operation, Rank awaited) const;
-  // Warns that an operation takes long, and says how to see the Python line that the rank is at.
-  // `records`: the folder that the user chose for flight records, "off" for none.
+  // Warns that an operation takes long, and says how to see the Python line that the rank is at:
+  // ranks write their records then (ringcomm/_flight/recorder.py). `records`: the folder that the
+  // user chose for flight records, "off" for none.
   void warn(const Logger& logger, const Descriptor& operation, double seconds, Rank awaited,
             const std::string& records) const;
   // Returns "alive, last finished #411 all_reduce float32[3] SUM, has not called #412".

@@ -81,14 +81,10 @@ int Whereabouts::most_ranks() const {
   return std::max(1, std::ranges::max(ranks));
 }
 
-int64_t Whereabouts::pid(Rank rank) const {
-  return pids.empty() ? 0 : pids[static_cast<size_t>(rank)];
-}
-
 std::string Whereabouts::text(Rank rank) const {
   if (pids.empty()) return "";
   const auto host = static_cast<size_t>(host_of[static_cast<size_t>(rank)]);
-  return str("pid ", pid(rank), " on ", names[host]);
+  return str("pid ", pids[static_cast<size_t>(rank)], " on ", names[host]);
 }
 
 Card make_card() {

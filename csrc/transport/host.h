@@ -52,7 +52,6 @@ struct Whereabouts {
   int hosts() const;
   int ranks_beside(Rank rank) const;  // on its host, itself included
   int most_ranks() const;             // of the largest host
-  int64_t pid(Rank rank) const;       // 0: not known
   std::string text(Rank rank) const;  // "pid 4711 on node3", or "" where that is not known
 };
 

@@ -36,7 +36,6 @@ from ringcomm._flight.records import (
     GroupRecord,
     Operation,
     header_of,
-    last_ns,
     process_in,
     read_ring,
     temporary_folders,
@@ -47,7 +46,9 @@ from ringcomm._runtime.process import say, setting
 
 QUIET = 0.05  # seconds: what is told within belongs together
 LOOK_EVERY = 1.0  # seconds: at other ranks, and for metrics
-STILL = 10.0  # seconds without a call after which the stacks are written, in case of a hang
+STILL = 10.0  # seconds after which a collective that waits counts as a hang
+HANG_EVERY, HANG_AGAIN = 2.0, 60.0  # seconds between two looks for one, and after one
+HANGING = 64  # newest operations among which one may hang
 MOST = 1 << 20  # bytes of the pipe that are read at once
 # Words of the pipe, which no text of faulthandler has.
 FAILED = b"\1"  # the library's
@@ -198,8 +199,7 @@ def end(error: str) -> None:
     if not error:
         return
     has_failed = any(numbers["failure"] for numbers in stats.every())
-    if has_failed or not error.startswith("KeyboardInterrupt"):
-        dump_after(f"the program ends with {error}", says=has_failed, main=traceback_of_the_end())
+    dump_after(f"the program ends with {error}", says=has_failed, main=traceback_of_the_end())
 
 
 def traceback_of_the_end() -> str:
@@ -286,7 +286,9 @@ class _Watcher:
     def __init__(self, library: Any, rank: int) -> None:
         self.library, self.rank, self.asked, self.due = library, rank, 0, 0.0
         self.stragglers, self.metrics = stragglers.Stragglers(), setting("metrics")
-        self.folder, self.still_due = setting("trace"), time.monotonic() + STILL
+        self.folder, self.hang_due = setting("trace"), time.monotonic() + STILL
+        self.hangs: set[tuple[str, int]] = set()  # operations that were told
+        self.places_due = time.monotonic() + STILL
         self.places: collections.deque[str] = collections.deque(maxlen=int(60 / LOOK_EVERY))
         self.said: set[str] = set()
 
@@ -303,12 +305,19 @@ class _Watcher:
 
     def hear(self, told: bytes) -> None:
         """Dump because of what the pipe has told."""
-        if told.strip(FAILED + OVER):
+        asked = bool(told.strip(FAILED + OVER))
+        if asked:
             dump_after("SIGUSR2", asked=True)
-        if FAILED in told and (not is_elastic() or setting("trace")):
+        failed = FAILED in told and (not is_elastic() or bool(self.folder))
+        if failed:
             dump_after("a group has failed")
-            self.library.ask_for_records()
-            self.asked = int(self.library.look_at_groups())
+        if asked or failed:
+            self.ask()
+
+    def ask(self) -> None:
+        """Ask all ranks for their records; that this one has asked is nothing new to it."""
+        self.library.ask_for_records()
+        self.asked = int(self.library.look_at_groups())
 
     def look(self) -> None:
         """Look at the groups, and at what their peers have asked for."""
@@ -320,23 +329,38 @@ class _Watcher:
             times = int(self.library.look_at_groups())
             before, self.asked = self.asked, times
             if times > before:
-                dump_after("a group of another rank has failed")
+                dump_after("another rank has failed, or waits for this one")
+        if time.monotonic() >= self.hang_due and (not is_elastic() or self.folder):
+            self.hang_due = time.monotonic() + HANG_EVERY
+            self.look_for_a_hang()
         if self.folder and (place := program_lines.main_thread_at()):
             self.places.append(place)
-        if self.folder and time.monotonic() >= self.still_due:
-            self.still_due = time.monotonic() + STILL
-            self.keep_stacks_of_a_hang()
+        if self.folder and time.monotonic() >= self.places_due:
+            self.places_due = time.monotonic() + STILL
             self.keep_places()
         if time.monotonic() >= self.due:
             self.due = time.monotonic() + stragglers.EVERY
             self.stragglers.look(self.library.flight_rings(), time.monotonic())
 
-    def keep_stacks_of_a_hang(self) -> None:
-        """Write where each thread is if no group has moved for a while, so that trace can tell."""
-        records = [read_ring(ring, newest=1) for ring in self.library.flight_rings()]
-        moved = max((last_ns(record) for record in records), default=0)
-        if records and time.monotonic_ns() - moved > STILL * 1e9:
-            write(self.beside("stacks"), stacks_of_threads())
+    def look_for_a_hang(self) -> None:
+        """Write records, and have all ranks write theirs, if a collective has waited for long.
+
+        Then `ringcomm trace` can tell why while the job hangs. Messages may wait as they like.
+        """
+        before = time.monotonic_ns() - int(STILL * 1e9)
+        hangs = {
+            (record.group, operation.number)
+            for ring in self.library.flight_rings()
+            for record in [read_ring(ring, newest=HANGING)]
+            for operation in record.operations
+            if not (operation.is_done or operation.is_message or record.failure)
+            and (operation.called_ns or before) < before
+        }
+        if hangs - self.hangs:
+            self.hang_due = time.monotonic() + HANG_AGAIN
+            dump_after("a collective hangs", says=False)
+            self.ask()
+        self.hangs = hangs
 
     def keep_places(self) -> None:
         """Write where the program is between its calls, so that trace can tell why it is slow."""

@@ -19,12 +19,12 @@ import torch.distributed as dist
 from conftest import JOB, Run
 
 import ringcomm
-from lab.flights import training, write
+from lab.flights import MS, training, write
 from lab.limits import limit
 from lab.ranks import Rank, Ranks, ranks
 from ringcomm.__main__ import main
 from ringcomm._flight import recorder
-from ringcomm._flight.records import GroupRecord, by_job, last_ns, read_folder, read_ring
+from ringcomm._flight.records import GroupRecord, by_job, read_folder
 from ringcomm.tools.trace.job import groups_of
 
 
@@ -176,10 +176,16 @@ class Library:
     """Stands for the compiled library, for the recorder."""
 
     def __init__(self, rings: list[bytes]) -> None:
-        self.rings = rings
+        self.rings, self.asked = rings, 0
 
     def flight_rings(self) -> list[bytes]:
         return self.rings
+
+    def ask_for_records(self) -> None:
+        self.asked += 1
+
+    def look_at_groups(self) -> int:
+        return self.asked
 
 
 def test_a_signal_writes_them_during_a_hang(job: Any, tmp_path: Path) -> None:
@@ -317,36 +323,55 @@ def test_trace_has_the_line_of_the_rank_that_is_missing(
 
 
 @pytest.mark.slow
-def test_a_warning_says_how_to_see_the_line(job: Any, tmp_path: Path) -> None:
-    """After 10 s of waiting, once: whom for, where that one is, and the commands."""
+@pytest.mark.parametrize("named", [True, False])
+def test_a_hang_can_be_read_while_it_lasts(
+    job: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str], named: bool
+) -> None:
+    """After 10 s the waiting rank warns, once, and all ranks write: nothing has to be set."""
     folder = tmp_path / "records"
     text = job(
-        "if rank == 1:\n"
+        "import subprocess, sys\n"
+        "def load_batch():\n"
         "    print('rank 1 is', os.getpid(), flush=True)\n"
-        "    time.sleep(12)\n"
+        "    time.sleep(15)\n"
+        "    trace = [sys.executable, '-m', 'ringcomm', 'trace']\n"
+        "    print(subprocess.run(trace, capture_output=True, text=True).stdout)\n"
+        "if rank == 1: load_batch()\n"
         "dist.all_reduce(torch.ones(70))\n",
-        RINGCOMM_TRACE=str(folder),
+        RINGCOMM_TRACE=str(folder) if named else None,
+        TMPDIR=str(tmp_path),
     )
     pid = re.findall(r"rank 1 is (\d+)", text)[0]
     (warning,) = re.findall(r".*: has waited 10 s for rank 1 \(.*", text)
-    assert f", has not called #6; pid {pid} on {socket.gethostname()}); to see" in warning
-    assert warning.endswith(f"run `kill -USR2 {pid}` there, then `ringcomm trace {folder}`")
+    assert f", has not called #6; pid {pid} on {socket.gethostname()}); to see the line" in warning
+    assert warning.endswith(f"`ringcomm trace {folder}`" if named else "`ringcomm trace` there")
+    assert re.search(
+        r"^rank 1 has not called all_reduce #6 yet: it is at \S+ in load_batch", text, re.M
+    ), text
+    assert text.count("WARNING") == 2, text  # and rank 1 says where it has written
 
 
-def test_a_rank_that_stands_still_writes_its_stacks(
+def test_a_collective_that_hangs_has_all_ranks_write(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Before anything fails, so that `trace` and `top` can tell where a job hangs."""
-    flights, _ = training(1)
-    write(tmp_path, flights)
-    (ring,) = [path.read_bytes() for path in tmp_path.glob("*.ring")]
-    monkeypatch.setattr(recorder, "setting", lambda name: str(tmp_path) if name == "trace" else "")
-    watcher = recorder._Watcher(Library([ring]), 0)
-    moved = last_ns(read_ring(ring))
-    for after, there in ((recorder.STILL / 2, False), (recorder.STILL * 2, True)):
-        monkeypatch.setattr(time, "monotonic_ns", lambda after=after: moved + int(after * 1e9))
-        watcher.keep_stacks_of_a_hang()
-        assert [path.exists() for path in tmp_path.glob("*.stacks")] == [True] * there
+    """Once each, and messages may wait as long as they like."""
+    flights, now = training(1, steps=2)
+    flights[0].call("recv", now, root=0, tag=3)
+    library = Library([flights[0].data()])
+    dumped: list[str] = []
+    monkeypatch.setattr(recorder, "setting", lambda name: "")
+    monkeypatch.setattr(recorder, "dump_after", lambda event, **_: dumped.append(event))
+    watcher = recorder._Watcher(library, 0)
+    at = flights[0].clock.steady + now
+    monkeypatch.setattr(time, "monotonic_ns", lambda: at + int(20 * recorder.STILL * 1e9))
+    watcher.look_for_a_hang()
+    assert not dumped
+    flights[0].call("all_reduce", now + MS)
+    library.rings[:] = [flights[0].data()]
+    for after, times in ((recorder.STILL / 2, 0), (recorder.STILL * 2, 1), (recorder.STILL * 3, 1)):
+        monkeypatch.setattr(time, "monotonic_ns", lambda after=after: at + int(after * 1e9))
+        watcher.look_for_a_hang()
+        assert len(dumped) == library.asked == times
 
 
 def test_stacks_of_long_ago_are_not_shown(tmp_path: Path) -> None:

@@ -106,7 +106,11 @@ def test_a_record_that_cannot_be_read_is_not_missing(tmp_path: Path) -> None:
     flights, _ = training(3)
     flights[1].header = {"version": 1}
     job = job_of(read_folder(write(tmp_path, flights[:2])))
-    assert nothing_wrong(job).endswith("but ranks 1 and 2 left no record that can be read")
+    assert nothing_wrong(job) == (
+        "ranks 1 and 2 left no record that can be read, so nothing is known of them; nothing is "
+        "wrong in the record of rank 0"
+    )
+    assert main(["trace", str(tmp_path)]) == 2
     assert job.remarks[0].startswith("rank1-1001-01.ring is left out: it has version 1 of the")
 
 

@@ -1,7 +1,7 @@
 """`ringcomm trace`: says from the flight records of a job's ranks what went wrong.
 
 It reads the folder in which the ranks left them, of a job that runs or has ended. The exit status
-is 0 where nothing is wrong, 1 where something is, 2 where nothing can be read.
+is 0 where nothing is wrong, 1 where something is, 2 where nothing can be read, or not of all ranks.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from ringcomm.tools.trace.job import FRESH_NS, Job, groups_of
 from ringcomm.tools.trace.tell import tell
 from ringcomm.tools.trace.waiting import FEW, is_young, place_of, stops, young
 
-WELL, WRONG, UNREADABLE = 0, 1, 2
+WELL, WRONG, UNREADABLE = 0, 1, 2  # the last also where ranks left no record
 EXAMPLES = (
     "ringcomm trace                               your latest job on this host",
     "ringcomm trace records/                      the folder that RINGCOMM_TRACE named",
@@ -65,7 +65,7 @@ def run(options: argparse.Namespace) -> int:
     chosen = [] if path == options.folder else [f"the records are in {path}"]
     tell(job, findings, [*chosen, *job.remarks, *young(job), *fresh(job), *next_steps(job)])
     export(job, findings, options)
-    return WRONG if findings else WELL
+    return WRONG if findings else UNREADABLE if job.silent else WELL
 
 
 def fresh(job: Job) -> list[str]:

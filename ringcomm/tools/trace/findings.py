@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from ringcomm._flight.records import GroupRecord, Operation
-from ringcomm._text import show_seconds, spans
+from ringcomm._text import ranks_text, show_seconds, spans
 from ringcomm.tools.trace.job import Calls, Group, Job, clock_text, day_text
 
 ROWS = 16  # a table that names ranks has no more: further ranks are put together
@@ -122,10 +122,16 @@ def summary(job: Job) -> str:
 
 def nothing_wrong(job: Job) -> str:
     """Return the first sentence where there are no findings."""
+    if job.silent:
+        others = ranks_text(sorted({*job.ranks} - {*job.silent}))
+        them = "them" if len(job.silent) > 1 else "it"
+        return (
+            f"{job.no_record(job.silent)}, so nothing is known of {them}; nothing is wrong in the "
+            f"record of {others}"
+        )
     last = [calls for group in job.groups for calls in group.calls.values()]
     if any(not operation.is_done for calls in last for operation in calls.values()):
         return "nothing is wrong so far: no rank has waited for long"
     if not last:
         return "nothing is wrong: no collective was called"
-    silent = f", but {job.no_record(job.silent)}" if job.silent else ""
-    return f"nothing is wrong: every operation that was called has ended{silent}"
+    return "nothing is wrong: every operation that was called has ended"

@@ -339,7 +339,7 @@ void roster() {
   const Roster heard = Roster::from_text(told.to_text(), 5);
   require(heard.host_of == std::vector{0, 1, 1, 0, 0} && heard.hosts() == 2, "the hosts");
   require(heard.ranks_beside(4) == 3 && heard.most_ranks() == 3, "how many they are");
-  require(heard.text(2) == "pid 520 on node1" && heard.pid(4) == 340, heard.text(2));
+  require(heard.text(2) == "pid 520 on node1" && heard.pids[4] == 340, heard.text(2));
   const auto refused = [](const std::string& text) {
     try {
       return Roster::from_text(text, 5).hosts() == 0;
