@@ -15,9 +15,9 @@ from lab import ROOT
 from lab.documents import PAGES
 from ringcomm import algorithms, elastic
 from ringcomm.compression import hooks
-from ringcomm.tools import plan
+from ringcomm.tools.plan import notebook
 
-PUBLIC = [ringcomm, algorithms, hooks, elastic, plan]
+PUBLIC = [ringcomm, algorithms, hooks, elastic, notebook]
 
 
 def public_names(module: ModuleType) -> list[str]:

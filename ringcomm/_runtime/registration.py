@@ -13,6 +13,7 @@ import os
 import re
 import sys
 import warnings
+from pathlib import Path
 from typing import Any
 
 from ringcomm._runtime import library, process
@@ -29,7 +30,7 @@ def torch_registers() -> bool:
     # Else its folder is just on the path. importlib.metadata would take 20 ms to say so.
     for folder in sys.path:
         with contextlib.suppress(OSError):
-            if any(INSTALLED.fullmatch(name) for name in os.listdir(folder or ".")):
+            if any(INSTALLED.fullmatch(file.name) for file in Path(folder).iterdir()):
                 return True
     return False
 

@@ -24,6 +24,7 @@ from ringcomm.tools.plan.simulate import files, sweep_drawing
 from ringcomm.tools.plan.simulate import sweep as sweeps
 from ringcomm.tools.plan.simulate.command import Found
 
+__all__ = ["Drawing", "Simulation", "Sweep", "draw", "simulate", "sweep"]
 AROUND = 380  # pixels of a page above the state of the ranks, and some beneath
 LINE = 22  # columns of the messages beneath it
 COLUMNS = 3
