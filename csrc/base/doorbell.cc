@@ -6,6 +6,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <climits>
 
 namespace ringcomm {
@@ -16,7 +17,7 @@ constexpr auto kDearYield = std::chrono::microseconds(60);
 constexpr int kMemory = 64;  // yields that the average looks back on
 constexpr auto kLoadedFor = std::chrono::milliseconds(100);
 constexpr auto kCrowdedFor = std::chrono::milliseconds(20);
-constexpr int kCrowdedYields = 100;
+constexpr int kCrowdedYields = 100, kCrowdedPolls = 4;
 
 timespec timespec_of(Clock::duration time) {
   const auto whole = std::chrono::duration_cast<std::chrono::seconds>(time);
@@ -53,7 +54,7 @@ void Doorbell::poll(int fd, Clock::duration most) const {
 
 bool Patience::spin_or_yield() {
   const auto now = Clock::now();
-  if (polls_ == policy_.free_polls + 1) {
+  if (polls_ == free_polls_ + 1) {
     in_vain_ = now < loaded_until_;
     if (in_vain_) return false;
     started_ = last_ = now;
@@ -64,6 +65,10 @@ bool Patience::spin_or_yield() {
   in_vain_ = now < loaded_until_;  // spinning was interrupted: the core is wanted
   if (in_vain_) return false;
   const bool crowded = now < crowded_until_;
+  if (!crowded && free_polls_ < policy_.free_polls) {  // no longer: it may be on its own core now
+    free_polls_ = policy_.free_polls;
+    return true;
+  }
   if (!crowded && now - started_ < spin_) {
     for (int i = 0; i < 8; ++i) pause_cpu();
     return true;
@@ -76,7 +81,10 @@ bool Patience::spin_or_yield() {
 
 // A wait that ended as soon as the core was given away was for a rank on this very core.
 void Patience::note_success() {
-  if (yielded_ <= 2) crowded_until_ = last_ + kCrowdedFor;
+  if (yielded_ <= 2) {
+    crowded_until_ = last_ + kCrowdedFor;
+    free_polls_ = std::min(policy_.free_polls, kCrowdedPolls);
+  }
   yielded_ = 0;
 }
 

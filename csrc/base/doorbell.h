@@ -97,11 +97,12 @@ struct SpinPolicy {
 // thread goes straight to sleep.
 class Patience {
  public:
-  explicit Patience(const SpinPolicy& policy) : policy_(policy), spin_(policy.spin) {}
+  explicit Patience(const SpinPolicy& policy)
+      : policy_(policy), free_polls_(policy.free_polls), spin_(policy.spin) {}
 
   // Call it after a failed poll. Returns true to poll again now, and false to sleep.
   bool again() {
-    if (++polls_ <= policy_.free_polls) {
+    if (++polls_ <= free_polls_) {
       pause_cpu();
       return true;
     }
@@ -109,7 +110,7 @@ class Patience {
   }
   // Call it when a poll has succeeded: the next wait begins anew.
   void reset() {
-    if (policy_.adapts && polls_ > policy_.free_polls) adapt();
+    if (policy_.adapts && polls_ > free_polls_) adapt();
     polls_ = 0;
     if (yielded_ > 0 && !in_vain_) note_success();
     yielded_ = 0;
@@ -130,6 +131,7 @@ class Patience {
   void lost(Clock::duration time);
 
   SpinPolicy policy_;
+  int free_polls_;                    // now: few while the awaited rank waits for this very core
   std::chrono::nanoseconds spin_{0};  // now
   bool in_vain_ = false;
   int polls_ = 0, yielded_ = 0;

@@ -17,12 +17,16 @@
 
 // How often this program looks at sockets: these stand in front of the C library's.
 namespace {
-std::atomic<int> looks{0};
+std::atomic<int> looks{0}, yields{0};
 std::function<int(int socket)> before_send = [](int) { return 0; };  // its error, or 0
 }  // namespace
 extern "C" ssize_t sendmsg(int socket, const msghdr* message, int flags) {
   if (const int error = before_send(socket)) return errno = error, -1;
   return ::syscall(SYS_sendmsg, socket, message, flags);
+}
+extern "C" int sched_yield() noexcept {
+  ++yields;
+  return static_cast<int>(::syscall(SYS_sched_yield));
 }
 extern "C" int epoll_wait(int epoll, epoll_event* events, int most, int timeout) {
   ++looks;
@@ -327,6 +331,25 @@ void hosts() {
   require(why_apart({here, other_user}, 0, 1).find("runs as user") != std::string::npos, "user");
 }
 
+// A wait that ended once the core was given away was for a rank on this very core: it gets the core
+// at once from then on, and for as long as that lasts.
+void a_shared_core() {
+  Patience patience(SpinPolicy{std::chrono::nanoseconds(0), 4, 64});
+  const auto polls_until_it_yields = [&] {
+    int polls = 0;
+    for (const int before = yields; yields == before; ++polls) patience.again();
+    return polls;
+  };
+  require(polls_until_it_yields() == 65, "the rank may be about to come on its own core");
+  for (int wait = 0; wait < 3; ++wait) {
+    patience.reset();
+    require(polls_until_it_yields() == 5, "nothing comes before the core is free");
+  }
+  patience.reset();
+  std::this_thread::sleep_for(std::chrono::milliseconds(30));
+  require(polls_until_it_yields() == 65, "that was long ago");
+}
+
 // Rank 0 tells the others who is where: by its roster.
 void roster() {
   std::vector<Card> cards(5, make_card());
@@ -358,6 +381,7 @@ std::vector<Check> all_checks() {
   std::vector<Check> checks;
   checks.push_back({"hosts", hosts});
   checks.push_back({"roster", roster});
+  checks.push_back({"a shared core", a_shared_core});
   checks.push_back({"any_locale", any_locale});
   checks.push_back({"many_groups/processes", many_groups});
   checks.push_back({"at_once/processes", at_once});
