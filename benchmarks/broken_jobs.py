@@ -29,7 +29,6 @@ from lab.limits import limit
 from lab.namespaces import missing
 
 RANKS, STEP, STEPS = 3, 20, 2000
-HUNG = 13  # seconds until ranks that stand still have written where they are, and longer
 HOUR = 3600
 SLOW = "20mbit"  # the slow link's rate
 FINDING = re.compile(r"has errors|missing ranks|mismatch|not all ranks", re.I)  # of torchfrtrace
@@ -42,7 +41,8 @@ class Job:
     name: str
     words: str  # for the table
     first: str  # the first line of `ringcomm trace` matches this
-    seconds: float = 0  # look at it so long after it broke; 0: once all of its ranks have ended
+    files: str = ""  # look at it once there are such files, or once all of its ranks have ended
+    count: int = 1
 
 
 JOBS = [
@@ -50,7 +50,7 @@ JOBS = [
         "loader",
         "rank 2 hangs in its data loader",
         r"rank 2 has not called all_reduce #21 yet: it is at broken_jobs\.py:\d+ in read_batch ",
-        HUNG,
+        "rank2-*.stacks",
     ),
     Job(
         "branch",
@@ -70,26 +70,28 @@ JOBS = [
         "rank 2 is stopped by a signal",
         r"rank 2 has not called all_reduce #21 yet: it is stopped by a signal; "
         r"`kill -CONT` lets it go on \(host \S+, pid \d+\)",
-        HUNG,
+        "rank[01]-*.stacks",
+        2,
     ),
     Job(
         "deadlock",
         "two ranks use two groups in opposite orders",
         r"ranks 0 and 1 wait for each other in different groups: rank 0 in all_reduce #1 of group "
         r"\S+ \(broken_jobs\.py:\d+ in step_pipeline\), rank 1 in .*step_pipeline",
-        HUNG,
+        "rank[01]-*.stacks",
+        2,
     ),
     Job(
         "slow_disk",
         "each batch of rank 1 comes late",
         r"rank 1 is a straggler: .* broken_jobs\.py:\d+ in read_slowly",
-        HUNG,
+        "rank1-*.often",
     ),
     Job(
         "slow_link",
         "the link of one host is slow",
         r"the network between the hosts is slow: .* rank . on host1",
-        HUNG,
+        "rank1-*.often",
     ),
     Job(
         "exception",
@@ -195,7 +197,6 @@ class Running:
     job: Job
     folder: Path
     ranks: list[subprocess.Popen[bytes]]
-    broke: float = 0  # since when its ranks can be looked at; 0: not yet
 
     @property
     def records(self) -> Path:
@@ -207,14 +208,9 @@ class Running:
         if self.job.name == "canceled" and len([*self.folder.glob("broke*")]) == RANKS:
             for rank in alive:
                 rank.terminate()
-        if not self.job.seconds:
+        if not self.job.files:
             return not alive
-        if not self.broke and self.has_begun():
-            self.broke = time.monotonic()
-        return bool(self.broke) and time.monotonic() - self.broke > self.job.seconds
-
-    def has_begun(self) -> bool:
-        return len([*self.records.glob("*.ring")]) >= RANKS
+        return len([*self.records.glob(self.job.files)]) >= self.job.count
 
 
 @contextmanager

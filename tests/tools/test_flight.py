@@ -333,9 +333,12 @@ def test_a_hang_can_be_read_while_it_lasts(
         "import subprocess, sys\n"
         "def load_batch():\n"
         "    print('rank 1 is', os.getpid(), flush=True)\n"
-        "    time.sleep(15)\n"
         "    trace = [sys.executable, '-m', 'ringcomm', 'trace']\n"
-        "    print(subprocess.run(trace, capture_output=True, text=True).stdout)\n"
+        "    told, end = '', time.monotonic() + 80\n"
+        "    while 'load_batch' not in told and time.monotonic() < end:\n"
+        "        time.sleep(3)\n"
+        "        told = subprocess.run(trace, capture_output=True, text=True).stdout\n"
+        "    print(told)\n"
         "if rank == 1: load_batch()\n"
         "dist.all_reduce(torch.ones(70))\n",
         RINGCOMM_TRACE=str(folder) if named else None,
