@@ -112,7 +112,8 @@ HANG = [  # a prompt and what is typed, or lines that appear; and seconds before
     ("$ torchrun --standalone --nproc-per-node=4 train.py", 0.5),
     ("step 10  loss 1.92", 1.0),
     ("step 20  loss 1.34", 1.0),
-    ("(nothing for a minute)", 1.5),
+    ("ringcomm WARNING rank 0 of group '0': all_reduce #21 …: has waited 10 s for rank 2", 2.0),
+    ("(alive, …, has not called #21; pid 1002 on node0); … run `ringcomm trace` there", 0.0),
     ("$ ringcomm trace", 2.0),
 ]
 SHOWN, ROW, COLUMN, LEFT = 14.0, 20, 8.5, 16  # seconds of the whole, and pixels
