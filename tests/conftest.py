@@ -188,9 +188,12 @@ def run_again(name: str, only: str, **environment: str) -> None:
     """Run a file of tests once more, or those of its tests that `only` selects, as -k does."""
     (file,) = (ROOT / "tests").rglob(f"test_{name}.py")
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", only]
+    # Within a sample: the short forms. The file may have no long ones.
+    sampled = os.environ.get("RINGCOMM_TEST_LEVEL") == "sample"
+    level = {"RINGCOMM_TEST_LEVEL": "fast"} if sampled else {}
     done = subprocess.run(
         [*command, str(file)],
-        env={**os.environ, **environment},
+        env={**os.environ, **level, **environment},
         cwd=ROOT,
         capture_output=True,
         text=True,

@@ -439,6 +439,6 @@ def test_the_page_has_every_rank(ranks: int, tmp_path: Path) -> None:
     evidence.ranks[0].memfd_error = "memfd_create: <refused>"
     report.page(evidence, judge(evidence), tmp_path / "page.html")
     shown = browser.document(tmp_path / "page.html")
-    for words in ("memfd_create: &lt;refused&gt;", "MB/s", "µs", "from rank", "shared memory"):
+    for words in ("memfd_create: &lt;refused&gt;", "B/s", "µs", "from rank", "shared memory"):
         assert words in shown
     assert shown.count("main-svg") >= 3
