@@ -12,8 +12,9 @@
 namespace ringcomm {
 namespace {
 
-constexpr size_t kMostAsked = 2000;  // letters of an algorithm, as plan/rules.cc has it
-constexpr const char* kNone = "-";   // in the place of a word that is empty
+constexpr size_t kMostAsked = 2000;    // letters of an algorithm, as plan/rules.cc has it
+constexpr int64_t kMostPid = 1 << 22;  // PID_MAX_LIMIT of Linux
+constexpr const char* kNone = "-";     // in the place of a word that is empty
 
 std::string first_line(const char* path) {
   std::ifstream file(path);
@@ -148,7 +149,8 @@ Card Card::from_text(const std::string& text, Rank owner) {
   card.tcp = transport == "tcp";
   if (card.algorithm == kNone) card.algorithm.clear();
   const size_t longest = std::max({card.build.size(), card.host.size(), card.socket.size()});
-  if (!in || longest > 100 || card.algorithm.size() > kMostAsked) {
+  const bool pid_fits = card.pid >= 0 && card.pid <= kMostPid;
+  if (!in || longest > 100 || !pid_fits || card.algorithm.size() > kMostAsked) {
     throw PeerError(owner, str("rank ", owner, " introduces itself as '", text.substr(0, 40),
                                "', which this version of ringcomm does not understand: install "
                                "the same version everywhere"));

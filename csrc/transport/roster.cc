@@ -58,10 +58,10 @@ std::string Roster::to_text() const {
     text += str(' ', host_of[rank], ' ', end - rank);
     rank = end;
   }
-  int64_t before = 0;
+  uint64_t before = 0;
   for (const int64_t pid : pids) {
-    text += str(' ', pid - before);
-    before = pid;
+    text += str(' ', static_cast<int64_t>(static_cast<uint64_t>(pid) - before));
+    before = static_cast<uint64_t>(pid);
   }
   return str(text, '\n', costs_text);
 }
@@ -82,9 +82,9 @@ Roster Roster::from_text(const std::string& text, int size) {
          ranks <= all - roster.host_of.size()) {
     roster.host_of.insert(roster.host_of.end(), ranks, static_cast<int>(host));
   }
-  int64_t pid = 0;
+  uint64_t pid = 0;  // any word of rank 0's may be wrong: it wraps around
   for (int64_t more = 0; roster.pids.size() < all && in >> more;) {
-    roster.pids.push_back(pid += more);
+    roster.pids.push_back(static_cast<int64_t>(pid += static_cast<uint64_t>(more)));
   }
   const bool whole = roster.host_of.size() == all && roster.pids.size() == all;
   if (!whole || roster.first_ranks().size() != hosts) {

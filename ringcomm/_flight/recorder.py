@@ -2,8 +2,8 @@
 
 The library keeps them in memory always, and in files of the folder RINGCOMM_TRACE as they are made:
 here these files are made and removed. And here all records are written where something has gone
-wrong: when a group fails, at an exit by an exception, at SIGUSR2, and when the program asks.
-`ringcomm trace` reads them.
+wrong: when a group fails, when a collective hangs, at an exit by an exception, at SIGUSR2, and when
+the program asks. `ringcomm trace` reads them.
 """
 
 from __future__ import annotations
@@ -287,7 +287,7 @@ class _Watcher:
         self.library, self.rank, self.asked, self.due = library, rank, 0, 0.0
         self.stragglers, self.metrics = stragglers.Stragglers(), setting("metrics")
         self.folder, self.hang_due = setting("trace"), time.monotonic() + STILL
-        self.hangs: set[tuple[str, int]] = set()  # operations that were told
+        self.hangs: set[tuple[int, bool, int]] = set()  # operations that were told
         self.places_due = time.monotonic() + STILL
         self.places: collections.deque[str] = collections.deque(maxlen=int(60 / LOOK_EVERY))
         self.said: set[str] = set()
@@ -329,7 +329,7 @@ class _Watcher:
             times = int(self.library.look_at_groups())
             before, self.asked = self.asked, times
             if times > before:
-                dump_after("another rank has failed, or waits for this one")
+                dump_after("another rank has failed, or has waited for long")
         if time.monotonic() >= self.hang_due and (not is_elastic() or self.folder):
             self.hang_due = time.monotonic() + HANG_EVERY
             self.look_for_a_hang()
@@ -349,7 +349,7 @@ class _Watcher:
         """
         before = time.monotonic_ns() - int(STILL * 1e9)
         hangs = {
-            (record.group, operation.number)
+            (record.meeting, record.device, operation.number)
             for ring in self.library.flight_rings()
             for record in [read_ring(ring, newest=HANGING)]
             for operation in record.operations

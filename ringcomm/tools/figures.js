@@ -239,11 +239,4 @@ function drawAll() {
   }
 }
 
-let wideNow = window.innerWidth;
-drawAll();
-matchMedia("(prefers-color-scheme: dark)").addEventListener("change", drawAll);
-window.addEventListener("resize", () => {
-  if (window.innerWidth === wideNow) return;  // a phone hides its bars
-  wideNow = window.innerWidth;
-  drawAll();
-});
+drawers.push(drawAll);

@@ -50,11 +50,4 @@ async function draw() {
   }
 }
 
-let width = window.innerWidth;
-draw();
-matchMedia("(prefers-color-scheme: dark)").addEventListener("change", draw);
-window.addEventListener("resize", () => {
-  if (window.innerWidth === width) return;  // a phone hides its bars
-  width = window.innerWidth;
-  draw();
-});
+drawers.push(draw);

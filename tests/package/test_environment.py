@@ -282,7 +282,7 @@ for name in ("ringcom", "RingComms", "cpu:ringcom,cuda:nccl", "nosuch"):
 
 
 def test_a_misspelt_name(python: Run, tmp_path: Path) -> None:
-    """That torch knows no other name it says itself, and it warns of it once."""
+    """For any other unknown name torch raises its own error, and warns once."""
     [[stdout, stderr]] = said(python, tmp_path, [({}, MISSPELT)])
     meant = "Unknown backend type {}: did you mean 'ringcomm'?\n"
     names = ("'ringcom'", "'ringcomms'", "'ringcom'")

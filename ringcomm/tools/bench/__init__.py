@@ -1,7 +1,7 @@
 """The parts of `ringcomm bench`. Tests and the other benchmarks use them, too.
 
 command       the command: its arguments
-measurement   what they name is measured, and what becomes of the figures
+measurement   measures what they ask for, and writes the figures
 collectives   times collectives on several backends in turn; ddp does so with steps of training
 cases         the collectives: how each is called, and what it must give
 traits        tables of collectives, types and operations; how a collective is rated

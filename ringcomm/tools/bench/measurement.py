@@ -1,4 +1,4 @@
-"""Measures what the command's options name, and what becomes of the figures."""
+"""Measures what the command's options ask for, prints the figures and writes the files."""
 
 from __future__ import annotations
 

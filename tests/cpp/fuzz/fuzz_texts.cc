@@ -4,6 +4,7 @@
 #include "net/network.h"
 #include "transport/host.h"
 #include "transport/members.h"
+#include "transport/roster.h"
 
 namespace ringcomm::testing {
 namespace {
@@ -55,6 +56,22 @@ void check_members(const std::string& text) {
   require(again.world == members.world && again.id == members.id, "another rank's");
 }
 
+void check_roster(const std::string& text) {
+  constexpr int kRanks = 5;
+  Roster roster;
+  try {
+    roster = Roster::from_text(text, kRanks);
+  } catch (const PeerError& error) {
+    return require(error.rank() == 0, "another rank");
+  }
+  const Roster again = Roster::from_text(roster.to_text(), kRanks);
+  require(again.host_of == roster.host_of && again.names == roster.names, "other hosts");
+  require(again.pids == roster.pids && roster.pids.size() == kRanks, "other processes");
+  for (Rank rank = 0; rank < kRanks; ++rank) {
+    require(roster.host(rank) < roster.hosts() && !roster.text(rank).empty(), "nowhere");
+  }
+}
+
 Bytes input_of(uint8_t kind, const std::string& text) {
   Bytes bytes(1, kind);
   bytes.insert(bytes.end(), text.begin(), text.end());
@@ -81,10 +98,15 @@ std::vector<Bytes> corpus() {
   card.pid = 4711;
   card.user = 1000;
   card.nonce = {UINT64_MAX, 1};
-  return {input_of(0, contact.to_text()),     input_of(1, contact.addresses[0].to_text()),
-          input_of(1, "[::ffff:10.0.0.1]:7"), input_of(1, "[fe80::1%lo]:4000"),
-          input_of(2, card.to_text()),        input_of(3, "2 7 5-9 - 0-2,5,9-4000"),
-          input_of(3, "0 7 5-9 - 2147483647")};
+  return {
+      input_of(0, contact.to_text()),
+      input_of(1, contact.addresses[0].to_text()),
+      input_of(1, "[::ffff:10.0.0.1]:7"),
+      input_of(1, "[fe80::1%lo]:4000"),
+      input_of(2, card.to_text()),
+      input_of(3, "2 7 5-9 - 0-2,5,9-4000"),
+      input_of(3, "0 7 5-9 - 2147483647"),
+      input_of(4, "5 77 ring 2 a b 0 2 1 3 700 1 -1 9223372036854775807 9223372036854775807\n")};
 }
 
 }  // namespace ringcomm::testing
@@ -92,10 +114,11 @@ std::vector<Bytes> corpus() {
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t bytes) {
   using namespace ringcomm::testing;
   Input input(data, bytes);
-  const auto kind = input.below(4);
+  const auto kind = input.below(5);
   const auto left = input.take_bytes(input.size());
   const std::string text(left.begin(), left.end());
-  constexpr std::array checks = {&check_contact, &check_address, &check_card, &check_members};
+  constexpr std::array checks = {&check_contact, &check_address, &check_card, &check_members,
+                                 &check_roster};
   checks.at(kind)(text);
   return 0;
 }
