@@ -1,9 +1,9 @@
-"""The gain of FSDP2's collectives where the group allocates their buffers: nothing is copied in.
+"""The gain of collectives that read the other ranks' tensors: nothing is copied into windows.
 
     python benchmarks/shared_buffers.py
 
-Tensors of `torch.empty` take turns with tensors of the group's `allocate_tensor`, in the same
-processes. all_gather is in place, as FSDP2 calls it.
+Tensors of `torch.empty` take turns with tensors of `ringcomm.empty`, in the same processes.
+all_reduce is as DDP calls it with its buckets, and all_gather in place, as FSDP2 does.
 """
 
 from __future__ import annotations
@@ -20,37 +20,38 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+import ringcomm
 from lab import benchmark, report
 from lab.benchmark import Measured
 from lab.ranks import Rank
 from ringcomm.tools.bench.cases import ELEMENT, all_gather_single, reduce_scatter_single
 
-CPU = torch.device("cpu")
-OWN, GROUPS = KINDS = ("torch.empty", "allocate_tensor")
-COLLECTIVES = ("all_gather", "reduce_scatter")
+OWN, READABLE = KINDS = ("torch.empty", "ringcomm.empty")
+COLLECTIVES = ("all_reduce", "broadcast", "all_gather", "reduce_scatter", "scatter", "gather")
 FIRST = 5  # turns that do not count: ringcomm finds out which segments are fastest
 
 
-def enter(rank: Rank, most: int) -> None:
-    os.environ["RINGCOMM_SHARED_BUFFERS"] = str(most)
+def enter(rank: Rank) -> None:
     benchmark.prepare(rank)
     benchmark.join(rank)
 
 
 def make(rank: Rank, collective: str, count: int) -> None:
     """Keep a function for each kind of buffers, which calls the collective."""
-    assert dist.group.WORLD is not None
-    backend: Any = dist.group.WORLD._get_backend(CPU)
     rank.kept.clear()
     for kind in KINDS:
-        made = torch.empty if kind == OWN else backend.allocate_tensor
-        whole = made(count, dtype=torch.float32, device=CPU).fill_(0)
-        if collective == "all_gather":
-            part = whole.chunk(rank.size)[rank.index]
-            rank.kept[kind] = functools.partial(all_gather_single, whole, part)
-        else:
-            part = torch.zeros(count // rank.size)
-            rank.kept[kind] = functools.partial(reduce_scatter_single, part, whole)
+        made = torch.empty if kind == OWN else ringcomm.empty
+        whole, part = made(count).fill_(0), made(count // rank.size).fill_(0)
+        parts = list(whole.chunk(rank.size))
+        at_root = parts if rank.index == 0 else None
+        rank.kept[kind] = {
+            "all_reduce": functools.partial(dist.all_reduce, whole),
+            "broadcast": functools.partial(dist.broadcast, whole, 0),
+            "all_gather": functools.partial(all_gather_single, whole, parts[rank.index]),
+            "reduce_scatter": functools.partial(reduce_scatter_single, part, whole),
+            "scatter": functools.partial(dist.scatter, part, at_root),
+            "gather": functools.partial(dist.gather, part, at_root),
+        }[collective]
 
 
 def turn(rank: Rank, kind: str, calls: int) -> list[float]:
@@ -80,14 +81,14 @@ def measure(ranks: Measured, options: argparse.Namespace, what: str, size: int) 
     report.progress("")
     pairs = zip(*turns.values(), strict=True)
     return {"ranks": ranks.size, "collective": what, "bytes": size, "turns_s": turns,
-            "ratio": statistics.median(own / groups for own, groups in pairs)}  # fmt: skip
+            "ratio": statistics.median(own / readable for own, readable in pairs)}  # fmt: skip
 
 
 def run(options: argparse.Namespace) -> None:
     machine, measured = report.machine(), []
     for size in options.ranks:
         with Measured(size, "ringcomm", options.deadline) as ranks:
-            ranks(enter, 2 * max(options.sizes))
+            ranks(enter)
             measured += [
                 measure(ranks, options, what, n) for what in COLLECTIVES for n in options.sizes
             ]
@@ -112,7 +113,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser, sizes = report.parser(__doc__), report.list_of(report.size)
     add = parser.add_argument
     add("--ranks", type=report.list_of(report.positive), default="2,4")
-    add("--sizes", type=sizes, default="1M,16M,64M", help="bytes of the larger buffer")
+    add("--sizes", type=sizes, default="4M,25M,64M", help="bytes of the larger buffer")
     add("--turns", type=report.positive, default=9)
     add("--calls", type=report.positive, default=7, help="of a turn")
     return parser.parse_args(arguments)

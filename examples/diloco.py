@@ -18,6 +18,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+import torch.distributed.nn.functional  # before the first group, which it would keep for good
 from torch import nn
 
 import ringcomm

@@ -16,6 +16,7 @@ from datetime import timedelta
 
 import torch
 import torch.distributed as dist
+import torch.distributed.nn.functional  # before the first group, which it would keep for good
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 

@@ -29,7 +29,7 @@ class Config:
     resume_seconds: int
     run: str
     secret: str
-    shared_buffers: int
+    shared_buffers: int | None
     spin_us: int | None
     tls: str
     tls_ca: str
@@ -94,6 +94,9 @@ class Backend(_Backend):
         Every one of them calls with the same arguments. No store takes part. torch 2.14 calls the
         same `reconfigure`; before that, torch's own group does not see that ranks have changed.
         """
+    def _in_place(self) -> int:
+        """Return how many collectives have read the ranks' tensors where they lie."""
+
     def _set_codes(self, codes: int) -> None:
         """Have ranks compare this with each collective from now on: what is in the bytes."""
     def _is_initialized(self) -> bool: ...
@@ -183,6 +186,9 @@ def dequantize(
 
 def copy(to: torch.Tensor, source: torch.Tensor, past_caches: bool, /) -> None:
     """Copy in steps, as plans do, between contiguous tensors on the CPU of the same size."""
+
+def empty(sizes: list[int], dtype: torch.dtype) -> torch.Tensor:
+    """Allocate where the other processes of this host can read, if there is room."""
 
 def kernel_seconds(
     collective: str, ranks: int, bytes: int, nvlink: bool, capability: int

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from ringcomm._flight.recorder import dump
     from ringcomm._flight.stats import metrics, stats
     from ringcomm._runtime.backend import backend_of
+    from ringcomm._runtime.memory import empty
     from ringcomm._runtime.options import Options
 
 __version__ = "0.1.0"
@@ -39,6 +40,7 @@ __all__ = [
     "__version__",
     "backend_of",
     "dump",
+    "empty",
     "metrics",
     "stats",
 ]
@@ -47,6 +49,7 @@ _LATER = {
     "Options": "ringcomm._runtime.options",
     "backend_of": "ringcomm._runtime.backend",
     "dump": "ringcomm._flight.recorder",
+    "empty": "ringcomm._runtime.memory",
     "metrics": "ringcomm._flight.stats",
     "stats": "ringcomm._flight.stats",
 }

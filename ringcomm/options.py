@@ -202,12 +202,12 @@ class Attributes:
         most=1 << 40,
     )
     """How many bytes of device memory each rank gives the group."""
-    shared_buffers: Setting[int] = Setting(
-        GROUP, kind=int, default=0, unit="bytes", most=1 << 40, alike=HOST
+    shared_buffers: Setting[int | None] = Setting(
+        GROUP, kind=int, default=None, fits="as many as are asked for", unit="bytes", most=1 << 40
     )
-    """How many bytes of each rank's memory other ranks of its host may read directly, for
-    [FSDP2's buffers](performance.md); on a GPU any number but 0 will do. Must be the same on every
-    rank.
+    """How many bytes of tensors, at most, a rank puts where the other ranks of its host
+    [can read them](performance.md#buffers-of-ddp-and-fsdp2); 0 turns that off. On a GPU any number
+    but 0 turns it on.
     """
     ifname: Setting[str] = Setting(PROCESS, default="", fits="all")
     """Which [interfaces or networks](networks.md#which-addresses) to use, such as `eth0`,

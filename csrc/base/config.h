@@ -16,7 +16,8 @@ struct GroupConfig {
   std::optional<int64_t> spin_us;  // a waiting call spins so long; unset: as long as it pays
   std::string cuda_mode = "auto";  // or "ipc", "host": see stream/device_engine.h
   std::optional<uint64_t> cuda_memory;  // bytes a rank gives the group; unset: as many as fit
-  uint64_t shared_buffers = 0;          // bytes of a rank's memory for tensors that others read
+  // Bytes of tensors, at most, that a process keeps where others can read them; unset: no limit.
+  std::optional<uint64_t> shared_buffers;
   std::string trace_lines = "0";        // "1": records have the line of the program that calls
 };
 

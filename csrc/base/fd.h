@@ -40,17 +40,18 @@ inline void add_to_epoll(const Fd& epoll, const Fd& fd, uint64_t number) {
   }
 }
 
-// A shared mapping of a whole file. A forked child does not inherit it: it must not touch what its
+// A shared mapping of a file, or of a part of it. A forked child does not inherit it: it must not touch what its
 // parent's peers rely on.
 class Mapping {
  public:
   Mapping() = default;
-  Mapping(const Fd& fd, size_t bytes) : Mapping(bytes, MAP_SHARED, fd.get(), " of shared memory") {
+  Mapping(const Fd& fd, size_t bytes, size_t offset = 0)
+      : Mapping(bytes, MAP_SHARED, fd.get(), " of shared memory", offset) {
     ::madvise(data_, bytes, MADV_DONTFORK);
   }
   // Makes one that a forked child has as well.
-  static Mapping inherited(const Fd& fd, size_t bytes) {
-    return {bytes, MAP_SHARED, fd.get(), " of a file"};
+  static Mapping inherited(const Fd& fd, size_t bytes, size_t offset = 0) {
+    return {bytes, MAP_SHARED, fd.get(), " of a file", offset};
   }
   // Makes memory of this process only, zero until it is touched.
   explicit Mapping(size_t bytes)
@@ -72,8 +73,9 @@ class Mapping {
   std::byte* data() const { return data_; }
 
  private:
-  Mapping(size_t bytes, int flags, int fd, const char* what) : bytes_(bytes) {
-    void* at = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, flags, fd, 0);
+  Mapping(size_t bytes, int flags, int fd, const char* what, size_t offset = 0) : bytes_(bytes) {
+    void* at =
+        ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, flags, fd, static_cast<off_t>(offset));
     if (at == MAP_FAILED) throw SystemError(str("mmap of ", bytes, " bytes", what));
     data_ = static_cast<std::byte*>(at);
   }

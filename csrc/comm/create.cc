@@ -51,8 +51,7 @@ RendezvousOptions how_to_meet(const CommunicatorOptions& options, const Geometry
                        geometry.window_room(),
                        geometry.inbox_bytes,
                        mailbox_bytes(options.size),
-                       devices,
-                       SegmentLayout::page_up(options.config.shared_buffers)};
+                       devices};
   rendezvous.across = [=, size = options.size](int here, int most,
                                                int distance) -> RendezvousOptions::Across {
     const Geometry across = Geometry::across_hosts(size, distance, most);

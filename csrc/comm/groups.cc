@@ -27,12 +27,15 @@ Groups::Groups() { std::atexit(&Groups::at_exit); }
 void Groups::attach(Communicator* group) {
   const Lock lock(mutex_);
   groups_.push_back(group);
+  arena_ = &Process::get().neighbours().arena();
+  arena_->keep(true);
   if (network_) network_->keep(most_connections());
 }
 
 void Groups::detach(Communicator* group) {
   const Lock lock(mutex_);
   std::erase(groups_, group);
+  if (groups_.empty() && arena_ != nullptr) arena_->keep(false);
 }
 
 std::vector<std::shared_ptr<Communicator>> Groups::alive() {

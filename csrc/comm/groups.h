@@ -60,6 +60,7 @@ class Groups {
   std::vector<Communicator*> groups_ RINGCOMM_GUARDED_BY(mutex_);
   std::weak_ptr<Communicator> world_ RINGCOMM_GUARDED_BY(mutex_);
   std::unique_ptr<Network> network_ RINGCOMM_GUARDED_BY(mutex_);
+  Arena* arena_ RINGCOMM_GUARDED_BY(mutex_) = nullptr;  // the process's, from the first group on
   std::string costs_text_ RINGCOMM_GUARDED_BY(mutex_);
 };
 

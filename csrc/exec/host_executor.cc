@@ -71,9 +71,9 @@ Span HostExecutor::locate(const Ref& ref, uint64_t done) const {
   const uint64_t offset = cursor_.offset(ref) + done;
   switch (ref.space) {
     case Space::kInput:
-      return input_.at(offset);
+      return locate(ref, input_, theirs_.inputs, offset);
     case Space::kOutput:
-      return output_.at(offset);
+      return locate(ref, output_, theirs_.outputs, offset);
     case Space::kWindow:
       return {windows_[half_][static_cast<size_t>(ref.rank)] + offset, UINT64_MAX};
     case Space::kInbox:

@@ -27,6 +27,11 @@ struct Stamps {
   }
 };
 
+// The other ranks' inputs and outputs, by rank, where a plan for a readable shape loads from them.
+struct Theirs {
+  std::vector<std::byte*> inputs, outputs;
+};
+
 // Pieces of the caller's memory from this size on are sent from where they lie. They are copied
 // only if the operation ends first.
 inline constexpr uint64_t kLentBytes = 4096;
@@ -44,6 +49,7 @@ class HostExecutor {
              Manner manner = {});
   Spans& input() { return input_; }
   Spans& output() { return output_; }
+  Theirs& theirs() { return theirs_; }
   Stamps& stamps() { return stamps_; }
 
   // Runs until the end, an unmet wait, or a signal of another operation (a mismatch). Long
@@ -65,6 +71,11 @@ class HostExecutor {
   void copy(const Step& step, uint64_t total);
   void reduce(const Step& step, uint64_t total);
   Span locate(const Ref& ref, uint64_t done) const;
+  Span locate(const Ref& ref, const Spans& mine, const std::vector<std::byte*>& theirs,
+              uint64_t offset) const {
+    if (ref.rank == transport_.rank()) return mine.at(offset);
+    return {theirs[static_cast<size_t>(ref.rank)] + offset, UINT64_MAX};
+  }
   bool scaled(const Ref& ref) const {
     return reduction_.op == ReduceOp::kPremulSum && ref.space == Space::kInput;
   }
@@ -81,6 +92,7 @@ class HostExecutor {
   std::shared_ptr<const Plan> plan_;
   Reduction reduction_;
   Spans input_, output_;
+  Theirs theirs_;
   Stamps stamps_;
   Manner manner_;
   Stopwatch watch_;

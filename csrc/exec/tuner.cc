@@ -25,6 +25,11 @@ uint64_t bytes_of(const Shape& shape) {
 
 }  // namespace
 
+Manner Tuner::of_readable(const Shape& shape) {
+  const bool sums = reduces(shape.collective);
+  return {copies(shape.collective) && (!sums || bytes_of(shape) >= kUsuallyStreamed)};
+}
+
 Manner Tuner::next(Shape& shape, Algorithm algorithm) {
   current_ = nullptr;
   const uint64_t bytes = bytes_of(shape);

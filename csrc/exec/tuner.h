@@ -32,6 +32,9 @@ class Tuner {
 
   // Chooses for the next operation, the same one on every rank. Sets the segment in its shape.
   Manner next(Shape& shape, Algorithm algorithm);
+  // Returns the manner for a readable shape, which has no contest: past the caches all_gather of 4
+  // MiB took 0.85 times as long, and all_reduce of 4 MiB twice, of 25 MiB 0.6 to 0.9 times.
+  static Manner of_readable(const Shape& shape);
   // Notes how long it took, if it was timed.
   void took(double seconds);
 

@@ -23,7 +23,8 @@ HostOperation::HostOperation(GroupState& state, const Geometry& geometry)
       executor_(state.transport()),
       tuner_(state.rank(),
              has_room(geometry, state.reach()) ? state.transport().choices(0) : nullptr),
-      plans_(state.rank()) {}
+      plans_(state.rank()),
+      places_(state.transport()) {}
 
 Shape HostOperation::shape_of(const Operation& operation) const {
   validate(operation, state_.size(), state_.rank());
@@ -42,17 +43,40 @@ Algorithm HostOperation::algorithm_of(const Shape& shape) const {
 void HostOperation::begin(const Operation& operation, std::optional<uint64_t> ticket) {
   Shape shape = shape_of(operation);
   const Algorithm algorithm = algorithm_of(shape);
-  const Manner manner = tuner_.next(shape, algorithm);
-  auto plan = plans_.get(shape, algorithm);
+  const bool asks = TensorPlaces::are_asked(operation, shape, algorithm, state_.reach().mapped);
+  const Manner manner = asks ? Manner() : tuner_.next(shape, algorithm);
+  auto plan = asks ? plans_.get(TensorPlaces::shape_of_telling(shape), Algorithm::kDirect)
+                   : plans_.get(shape, algorithm);
   const bool continues = ticket_.has_value();
   Descriptor descriptor = make_descriptor(operation, continues ? sequence_ : sequence_ + 1);
   set_plan(descriptor, plan->algorithm, terms_ ^ shape.geometry.segment_bytes ^ plan->code);
   make_stamps(operation, descriptor, executor_.stamps());
-  executor_.output().assign(operation.output);
-  executor_.input().assign(operation.input);
   const Reduction reduction = make_reduction(operation, state_.size());
-  if (!continues) announce(operation, descriptor, ticket, shape, plan->algorithm);
+  asked_.reset();
+  if (asks) {
+    places_.note(operation);
+    executor_.input().assign({places_.mine()});
+    executor_.output().assign({places_.all()});
+    asked_ = {std::move(shape), algorithm, reduction, operation.input, operation.output};
+  } else {
+    executor_.input().assign(operation.input);
+    executor_.output().assign(operation.output);
+  }
+  if (!continues) announce(operation, descriptor, ticket, asks ? asked_->shape : shape, algorithm);
   executor_.start(std::move(plan), ++plans_begun_, reduction, manner);
+}
+
+// Ranks that find other places, or another segment, would find other stamps.
+void HostOperation::start(const Asked& asked) {
+  Shape shape = asked.shape;
+  shape.readable = places_.find(shape, executor_.theirs());
+  const Manner manner = shape.readable ? Tuner::of_readable(shape) : tuner_.next(shape, asked.algorithm);
+  if (shape.readable) in_place_.fetch_add(1, std::memory_order_relaxed);
+  uint64_t& stamp = executor_.stamps().common;
+  stamp = mix(stamp, shape.readable ? 0 : shape.geometry.segment_bytes);
+  executor_.input().assign(asked.input);
+  executor_.output().assign(asked.output);
+  executor_.start(plans_.get(shape, asked.algorithm), ++plans_begun_, asked.reduction, manner);
 }
 
 void HostOperation::announce(const Operation& operation, const Descriptor& descriptor,
@@ -88,7 +112,11 @@ void HostOperation::end_wait() {
 
 bool HostOperation::advance() {
   if (idle_since_ != Clock::time_point() && executor_.ready()) end_wait();
-  const auto status = executor_.advance();
+  auto status = executor_.advance();
+  if (status == HostExecutor::Status::kDone && asked_) {
+    start(*std::exchange(asked_, std::nullopt));
+    status = executor_.advance();
+  }
   if (status == HostExecutor::Status::kMismatch) {
     state_.diagnosis().throw_mismatch(current_, executor_.peer());
   }

@@ -4,6 +4,7 @@
 
 #include "exec/host_executor.h"
 #include "group/group_state.h"
+#include "host/places.h"
 #include "plan/cache.h"
 #include "report/operation.h"
 
@@ -39,6 +40,8 @@ class HostOperation {
     if (idle_since_ == Clock::time_point()) begin_wait();
   }
   Rank peer() const { return executor_.peer(); }  // the one that is waited for
+  // Returns how many operations so far have read tensors where they lie. Any thread may ask.
+  uint64_t in_place() const { return in_place_.load(std::memory_order_relaxed); }
   std::string text() const { return numbered(current_); }
   // Throws if the operation cannot end well because of a peer, a failure, or a given deadline.
   void check(const Deadline* deadline);
@@ -47,6 +50,14 @@ class HostOperation {
   static constexpr uint32_t kPolls = 512;
   Shape shape_of(const Operation& operation) const;
   Algorithm algorithm_of(const Shape& shape) const;
+  // An operation that begins as soon as the ranks have told one another where their tensors lie.
+  struct Asked {
+    Shape shape;
+    Algorithm algorithm;
+    Reduction reduction;
+    std::vector<Span> input, output;
+  };
+  void start(const Asked& asked);
   // Records that the operation begins, and tells the peers.
   void announce(const Operation& operation, const Descriptor& descriptor,
                 std::optional<uint64_t> ticket, const Shape& shape, Algorithm algorithm);
@@ -59,6 +70,9 @@ class HostOperation {
   HostExecutor executor_;
   Tuner tuner_;
   PlanCache plans_;
+  TensorPlaces places_;
+  std::optional<Asked> asked_;
+  std::atomic<uint64_t> in_place_{0};
   uint64_t sequence_ = 0;
   uint64_t plans_begun_ = 0;  // for operations, or for their pieces: the same on every rank
   uint64_t warned_ = 0;       // the operation of which the log says that it waits

@@ -73,8 +73,9 @@ bool kernel_serves(Algorithm kernel, Collective collective);
 enum class Verb : uint8_t { kCopy, kReduce, kSignal, kWait };
 
 enum class Space : uint8_t {
-  kInput,   // the caller's input: spans with virtual offsets, rank = self
-  kOutput,  // the caller's output, rank = self
+  kInput,   // the caller's input: spans with virtual offsets, written by nobody. Only a plan for
+            // a readable shape names another rank's
+  kOutput,  // the caller's output, written by its rank; likewise
   kWindow,  // shared memory of `rank`, written by `rank` only, read by anybody
   kInbox,   // shared memory of `rank`, written by `from` only, read by `rank` only
   kLine,    // like kInbox, at most kLineBytes: rides in the line of the data lane's counter

@@ -22,6 +22,8 @@ Plan direct_reduce_scatter(const Shape& shape, Rank rank);
 Plan direct_all_gather(const Shape& shape, Rank rank);
 Plan direct_broadcast(const Shape& shape, Rank rank);
 Plan direct_reduce(const Shape& shape, Rank rank);
+// Serves all of kDirect's collectives where shapes are readable.
+Plan readable_plan(const Shape& shape, Rank rank);
 
 Plan doubling_all_reduce(const Shape& shape, Rank rank);
 

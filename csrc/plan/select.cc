@@ -233,9 +233,10 @@ Plan make_plan(const Shape& shape, Rank rank, Algorithm algorithm) {
     if (row.collective != shape.collective || row.algorithm != algorithm) continue;
     // Where every rank talks to every other there is no order.
     const bool ordered = shape.order && algorithm != kDirect && algorithm != kPairwise;
-    Plan plan = shape.size == 1 ? copy_alone(shape, algorithm)
-                : ordered       ? ordered_plan(shape, rank, algorithm)
-                                : row.planner(shape, rank);
+    Plan plan = shape.size == 1  ? copy_alone(shape, algorithm)
+                : shape.readable ? readable_plan(shape, rank)
+                : ordered        ? ordered_plan(shape, rank, algorithm)
+                                 : row.planner(shape, rank);
     std::apply([](auto&... table) { (table.shrink_to_fit(), ...); }, plan.tables());
     return plan;
   }

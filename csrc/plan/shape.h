@@ -108,6 +108,7 @@ struct Shape : CallShape, Levels {
   int size = 1;
   uint64_t element = 1;  // bytes of one element; no operand cuts one
   bool meets = true;     // false: a part of a plan whose other parts see to it that all meet
+  bool readable = false;  // all ranks can load from one another's input and output
   Geometry geometry;
 
   Rank after(Rank rank, int steps = 1) const;  // steps may be negative; wraps

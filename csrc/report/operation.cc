@@ -183,7 +183,6 @@ std::string to_text(const Descriptor& descriptor) {
   const uint64_t layout = descriptor.words[kLayout] % 10000;
   if (purpose == Purpose::kSparse) return text + str(" of sparse tensors of sizes #", layout);
   if (purpose == Purpose::kCodes) return text + str(" for a quantized all_reduce #", layout);
-  if (purpose == Purpose::kBuffers) return text + " about shared buffers";
   if (purpose == Purpose::kSeveral) return text + str(" in tensors of sizes #", layout);
   return descriptor.words[kLayout] == 0 ? text : text + str(" memory layout ", layout);
 }

@@ -15,12 +15,11 @@ enum class Purpose : uint8_t {
   kCall,     // a call of its own
   kSeveral,  // a call of several tensors, which every rank must cut alike
   kSparse,   // an all_reduce of sparse tensors (torch/sparse.cc)
-  kBuffers,  // ranks tell where tensors lie that others read (torch/peer_reads.cc)
   kMemory,   // ranks meet, as at a barrier, to map memory (stream/registered_memory.cc)
   kStaged,   // a call on a device that goes through memory of the host (stream/staged.cc)
   kCodes,    // an all_reduce in fewer bits (ringcomm/compression/exchange.py)
 };
-inline constexpr std::array kPurposeNames = {"call",   "several", "sparse", "buffers",
+inline constexpr std::array kPurposeNames = {"call",   "several", "sparse",
                                              "memory", "staged",  "codes"};
 
 // Spans follow the conventions of shapes (plan/shape.h); counts are bytes. Input and output may be

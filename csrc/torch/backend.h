@@ -25,6 +25,10 @@ void run_signal_handlers();
 uint32_t line_of_caller();
 // Calls without Python's lock, if this thread holds it.
 void without_gil(const std::function<void()>& call);
+// Returns a tensor on the CPU that all processes of this host can read, if no more than `most`
+// bytes of such are in use then, and there is memory; else a tensor like any other.
+at::Tensor empty_readable(const std::vector<int64_t>& sizes, const at::TensorOptions& options,
+                          uint64_t most);
 // Returns the core's options for a group with these.
 CommunicatorOptions wanted_of(const ringcomm::Options& options, RankAndSize self);
 
@@ -84,11 +88,12 @@ class Backend final : public c10d::Backend {
   BackendPtr shrink(const std::vector<int64_t>& ranks_to_exclude, int shrink_flags,
                     const OptionsPtr& opts) override;
 
-  // Tensors on the CPU are buffers that all ranks of the host have mapped, while there is room.
-  // Those on a device are torch's own memory, which others may map before its first use.
+  // Tensors on the CPU lie where all ranks of the host can read them (transport/arena.h), while
+  // there is room. Those on a device are torch's own memory, which others may map before its first
+  // use.
   bool supportsTensorAlloc(c10::DeviceIndex index) override {
-    if (index >= 0) return options_->cuda && group()->state().config().shared_buffers > 0;
-    return !group()->state().transport().buffers(rank()).empty();
+    const auto& most = options_->config.shared_buffers;
+    return index >= 0 ? options_->cuda && most.value_or(0) > 0 : most.value_or(1) > 0;
   }
   at::Tensor allocateTensor(long size, at::TensorOptions options) override;
 
@@ -178,8 +183,6 @@ class Backend final : public c10d::Backend {
   std::chrono::milliseconds timeout_of(std::chrono::milliseconds asked, const GroupState& state);
   // Runs the call here, or starts it. Returns null for a finished call, as torch expects.
   WorkPtr issue(Call&& call);
-  void read_peers(Call& call);
-  at::Tensor allocate_on_device(int64_t size, const at::TensorOptions& options) const;
   WorkPtr run(Call& call);
   WorkPtr start(Call& call, const EventEnd& event_end = nullptr);
   WorkPtr start_in_profile(Call& call);

@@ -167,6 +167,7 @@ void bind_backend(py::module_& module) {
            py::arg("device"), NoGil())
       .def("_deregister_memory", &Backend::deregister_memory, py::arg("name"), NoGil())
       .def("_set_codes", &Backend::set_codes, py::arg("codes"))
+      .def("_in_place", [](Backend& backend) { return backend.group()->host().in_place(); })
       .def("rank", &Backend::rank)  // torch's own cannot change before 2.14
       .def("size", &Backend::size)
       .def("comm_split_count", &Backend::splits);
@@ -282,6 +283,12 @@ void bind_blocks(py::module_& module) {
 void bind_core(py::module_& module) {
   module.attr("PURPOSES") = py::tuple(py::cast(kPurposeNames));
   module.def("copy", &copy_tensor, NoGil());
+  module.def(
+      "empty",
+      [](const std::vector<int64_t>& sizes, at::ScalarType dtype) {
+        return empty_readable(sizes, at::TensorOptions(dtype), UINT64_MAX);
+      },
+      py::arg("sizes"), py::arg("dtype"), NoGil());
   module.def("kernel_seconds", &kernel_seconds, py::arg("collective"), py::arg("ranks"),
              py::arg("bytes"), py::arg("nvlink"), py::arg("capability"));
   module.def("register_algorithm", &register_by_name, py::arg("name"), py::arg("collectives"));

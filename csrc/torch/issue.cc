@@ -38,7 +38,6 @@ Backend::WorkPtr Backend::issue(Call&& call) {
     call.operation.layout = mix(call.operation.layout, codes);
   }
   find_device(call);
-  read_peers(call);
   if (options_->config.trace_lines == "1") call.operation.line = line_of_caller();
   for (const auto scope : {at::RecordScope::USER_SCOPE, at::RecordScope::FUNCTION}) {
     if (at::getStepCallbacksUnlessEmpty(scope)) return start_in_profile(call);

@@ -14,8 +14,6 @@ namespace ringcomm {
 // The part of a backend that outlives it, or its reconfiguration, while operations run.
 struct BackendState {
   std::shared_ptr<Communicator> group;
-  Mutex pieces_mutex;  // the pieces of the shared buffers in use: where each begins, and ends
-  std::map<uint64_t, uint64_t> pieces RINGCOMM_GUARDED_BY(pieces_mutex);
   std::atomic<int> pending{0};  // works whose hooks and callbacks have not returned
   // Set once, for works that begin from then on.
   std::function<void(std::shared_ptr<c10d::WorkInfo>)> hook;

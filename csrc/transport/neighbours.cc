@@ -45,6 +45,17 @@ bool Neighbour::lost() const {
   return lost_.load(std::memory_order_acquire);
 }
 
+// A process that is short of addresses goes without.
+void Neighbour::map_arena(const Fd& page) {
+  try {
+    arena_mapping_ = Mapping(page, Arena::kBytes, kDoorbellBytes);
+  } catch (const SystemError&) {
+    return;
+  }
+  ::madvise(arena_mapping_.data(), Arena::kBytes, MADV_DONTDUMP);
+  arena_ = {arena_mapping_.data(), Arena::kBytes};
+}
+
 bool Neighbour::send(const Parcel& parcel, const Fd& descriptor, const std::string& words) {
   const std::lock_guard lock(all_.mutex_);
   return all_.send(*this, parcel, descriptor, words);
@@ -67,6 +78,7 @@ void Neighbours::open() {
   add_to_epoll(epoll, listener, kListener);
   self_ = std::make_shared<Neighbour>(*this, Fd(), UINT64_MAX);
   self_->bell_ = doorbell_->bell();
+  self_->arena_ = doorbell_->arena().all();
   self_->met_ = true;
   self_->name_ = card.socket;
   card_ = std::move(card);
@@ -94,11 +106,18 @@ std::byte* Neighbours::notice() {
   return doorbell_->notice();
 }
 
+Arena& Neighbours::arena() {
+  const std::lock_guard lock(mutex_);
+  if (!doorbell_) doorbell_.emplace();
+  return doorbell_->arena();
+}
+
 void Neighbours::forked() {
   for (const auto& [number, other] : sockets_) {
     other->socket_.reset();
     other->forget();
   }
+  if (doorbell_) doorbell_->arena().forked();
   listener_.reset();
   epoll_.reset();
   arrived_.clear();
@@ -183,8 +202,10 @@ void Neighbours::greet(const NeighbourPtr& other) {
 
 void Neighbours::meet(const NeighbourPtr& other, const std::string& name, const Fd& page) {
   try {
-    check_sealed_memfd(page, kDoorbellBytes, 0);
+    const bool whole = bytes_of_memfd(page) == kBytesWithArena;
+    check_sealed_memfd(page, whole ? kBytesWithArena : kDoorbellBytes, 0);
     other->page_ = Mapping(page, kDoorbellBytes);
+    if (whole) other->map_arena(page);
   } catch (const PeerError&) {
     return drop(other);
   } catch (const SystemError& error) {
@@ -351,12 +372,14 @@ void Neighbours::end(uint64_t group_id) {
 // ---- the doorbell
 
 DoorbellMemory::DoorbellMemory() : event_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
+  const bool with_arena = Arena::fits(kDoorbellBytes);
   try {
-    fd_ = make_sealed_memfd("ringcomm-bell", kDoorbellBytes);
+    fd_ = make_sealed_memfd("ringcomm-bell", with_arena ? kBytesWithArena : kDoorbellBytes);
   } catch (const SystemError& error) {
     if (!is_forbidden(error.code())) throw;
   }
   mapping_ = fd_ ? Mapping(fd_, kDoorbellBytes) : Mapping(kDoorbellBytes);
+  if (fd_ && with_arena) arena_.map(fd_, kDoorbellBytes);
   if (!event_) throw SystemError("eventfd");
 }
 

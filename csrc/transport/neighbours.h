@@ -17,15 +17,17 @@
 
 #include "base/deadline.h"
 #include "base/doorbell.h"
+#include "transport/arena.h"
 #include "transport/host.h"
 
 namespace ringcomm {
 
 // The pages behind a doorbell's, which neighbours can read even when the process is dead
-// (elastic/link.h).
+// (elastic/link.h). Then comes the arena, where there is one.
 inline constexpr size_t kNoticeOffset = SegmentLayout::kPage;
 inline constexpr size_t kNoticeBytes = 2 * SegmentLayout::kPage;
 inline constexpr size_t kDoorbellBytes = kNoticeOffset + kNoticeBytes;
+inline constexpr size_t kBytesWithArena = kDoorbellBytes + Arena::kBytes;
 static_assert(sizeof(DoorbellPage) <= kNoticeOffset);
 
 // A process's doorbell, shared by all its groups.
@@ -37,10 +39,12 @@ class DoorbellMemory {
   }
   const Fd& fd() const { return fd_; }
   std::byte* notice() const { return mapping_.data() + kNoticeOffset; }
+  Arena& arena() { return arena_; }
 
  private:
   Fd fd_, event_;
   Mapping mapping_;
+  Arena arena_;
 };
 
 // A descriptor or words that one rank passes to another, by number.
@@ -60,6 +64,7 @@ class Neighbour {
 
   const Doorbell& bell() const { return bell_; }
   std::byte* notice() const { return page_.data() + kNoticeOffset; }  // not this process's own
+  std::span<std::byte> arena() const { return arena_; }  // empty: this process has not mapped it
   pid_t process() const { return process_; }
   const std::string& name() const { return name_; }  // its socket's
   bool lost() const;                                 // its process has ended
@@ -67,10 +72,15 @@ class Neighbour {
   // its process has ended.
   bool send(const Parcel& parcel, const Fd& descriptor, const std::string& words = {});
   Fd take(const Parcel& parcel);     // the one that it has sent, or an empty one
-  void forget() { page_.forget(); }  // in a forked child
+  void forget() {                    // in a forked child
+    page_.forget();
+    arena_mapping_.forget();
+  }
 
  private:
   friend class Neighbours;
+  void map_arena(const Fd& page);
+
   Neighbours& all_;
   const uint64_t number_;
   Fd socket_;
@@ -78,7 +88,8 @@ class Neighbour {
   std::string name_;   // "" until it has told it
   bool ours_ = false;  // this process has connected
   bool met_ = false;
-  Mapping page_;
+  Mapping page_, arena_mapping_;
+  std::span<std::byte> arena_;
   Doorbell bell_;
   std::atomic<bool> lost_{false};
 };
@@ -90,6 +101,7 @@ class Neighbours {
   Card card();
   Doorbell bell();  // makes it, too
   std::byte* notice();
+  Arena& arena();
 
   struct Reached {
     std::shared_ptr<Neighbour> neighbour;  // null: not yet

@@ -200,6 +200,7 @@ class Rendezvous {
     if (here_.size() > 1) segment_ = make_sealed_memfd("ringcomm", layout_.bytes());
     adopt(options_.rank, segment_);
     self().doorbell = neighbours_.bell();
+    self().arena = neighbours_.arena().all();
     Header& header = self().segment.header();
     header.magic = kSegmentMagic;
     header.nonce = mine_.nonce;
@@ -266,6 +267,7 @@ class Rendezvous {
       }
     }
     peer(rank).doorbell = process->bell();  // it goes with the connection
+    peer(rank).arena = process->arena();
     if (peer(rank).segment && sent) return true;
     if (process->lost()) {
       if (neighbours_.is_gone(card(rank).socket)) throw_gone(rank);

@@ -89,16 +89,19 @@ Fd make_sealed_memfd(const char* name, uint64_t bytes) {
   return fd;
 }
 
-void check_sealed_memfd(const Fd& fd, uint64_t bytes, Rank owner) {
+uint64_t bytes_of_memfd(const Fd& fd) {
   struct stat status{};
-  const bool whole = ::fstat(fd.get(), &status) == 0 && status.st_size >= 0 &&
-                     static_cast<uint64_t>(status.st_size) == bytes;
-  if (!whole || (::fcntl(fd.get(), F_GET_SEALS) & kSeals) != kSeals) {
-    throw PeerError(owner, str("rank ", owner, " passed shared memory of ", status.st_size,
-                               " bytes where ", bytes,
+  const bool known = ::fstat(fd.get(), &status) == 0 && status.st_size >= 0;
+  return known ? static_cast<uint64_t>(status.st_size) : 0;
+}
+
+void check_sealed_memfd(const Fd& fd, uint64_t bytes, Rank owner) {
+  const uint64_t has = bytes_of_memfd(fd);
+  if (has != bytes || (::fcntl(fd.get(), F_GET_SEALS) & kSeals) != kSeals) {
+    throw PeerError(owner, str("rank ", owner, " passed shared memory of ", has, " bytes where ",
+                               bytes,
                                " sealed bytes were expected: do all ranks "
-                               "run the same version of ringcomm, with the same "
-                               "RINGCOMM_SHARED_BUFFERS?"));
+                               "run the same version of ringcomm?"));
   }
 }
 

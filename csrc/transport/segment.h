@@ -2,11 +2,10 @@
 // the ranks of the host, and each has a place of its own.
 //
 //   | header | lines[place][lane][half] | mailbox[place] ... | device area | half 0 | half 1 |
-//   | buffers |
 //
 //   half = | window | inbox[place] ... |
 //
-// Written by its owner: header (except aborted_by), windows, buffers. Written by a peer: its lines,
+// Written by its owner: header (except aborted_by), windows. Written by a peer: its lines,
 // its mailbox (except the read cursor), its inboxes. Nothing here is trusted beyond that: whatever
 // is used as a length or an index is checked by the reader.
 //
@@ -102,7 +101,6 @@ struct SegmentLayout {
   uint64_t inbox_bytes = 0;    // of each writer
   uint64_t mailbox_bytes = 0;  // of each writer's ring, a power of two
   uint64_t device_bytes = 0;   // whole pages
-  uint64_t buffer_bytes = 0;   // for tensors of its owner
 
   static constexpr uint64_t kPage = 4096;
   static constexpr uint64_t page_up(uint64_t n) { return (n + kPage - 1) / kPage * kPage; }
@@ -120,8 +118,7 @@ struct SegmentLayout {
   uint64_t half_stride() const {
     return page_up(window_bytes + static_cast<uint64_t>(writers) * inbox_bytes);
   }
-  uint64_t buffers_offset() const { return halves_offset() + 2 * half_stride(); }
-  uint64_t bytes() const { return buffers_offset() + buffer_bytes; }
+  uint64_t bytes() const { return halves_offset() + 2 * half_stride(); }
 };
 
 // A rank's segment as mapped here. Copyable view; the mapping lives elsewhere.
@@ -155,9 +152,6 @@ class Segment {
   }
   uint64_t mailbox_bytes() const { return layout_.mailbox_bytes; }
   std::byte* device_area() const { return base_ + layout_.device_offset(); }
-  std::span<std::byte> buffers() const {
-    return {base_ + layout_.buffers_offset(), layout_.buffer_bytes};
-  }
 
  private:
   std::byte* base_ = nullptr;
@@ -183,6 +177,7 @@ void note_failure(Header& header, Rank by);
 Fd make_sealed_memfd(const char* name, uint64_t bytes);
 // Tells whether that errno means that the call is not allowed.
 bool is_forbidden(int code);
+uint64_t bytes_of_memfd(const Fd& fd);  // 0: it is no file
 // Throws PeerError unless `fd` is such a memfd of `bytes`.
 void check_sealed_memfd(const Fd& fd, uint64_t bytes, Rank owner);
 

@@ -27,6 +27,7 @@ struct ShmPeer {
   Segment segment;
   int place = -1;  // among the writers of its host's segments; -1: its rank
   Doorbell doorbell;
+  std::span<std::byte> arena;
   std::shared_ptr<Neighbour> process;
   uint64_t group_id = 0;           // in what passes between the processes
   uint64_t sent[kLineLanes] = {};  // signals, on each lane
@@ -183,8 +184,10 @@ class Transport {
   std::byte* device_area(Rank owner) {
     return is_remote(owner) ? nullptr : peer(owner).segment.device_area();
   }
-  // Returns the memory for tensors of `owner`, a rank of this host.
-  std::span<std::byte> buffers(Rank owner) const { return peer(owner).segment.buffers(); }
+  // Returns the memory for tensors of that rank's process, as mapped here. Empty: there is none.
+  std::span<std::byte> arena(Rank owner) const {
+    return is_remote(owner) ? std::span<std::byte>() : peer(owner).arena;
+  }
   // Pass a descriptor of a device to a rank of this host, by a number that names it. send() returns
   // false if there is no room now, and take() an empty one if it has not come.
   bool send(Rank to, uint32_t number, const Fd& descriptor);

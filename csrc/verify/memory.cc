@@ -115,6 +115,7 @@ Memory::Memory(const std::vector<Program>& sequence) {
   geometry_ = first.geometry;
   for (const Program& program : sequence) {
     elements_.push_back(program.shapes.front().element);
+    readable_.push_back(program.shapes.front().readable);
   }
   users_.reserve(sequence.size() * static_cast<size_t>(size_));
   for (size_t k = 0; k < sequence.size(); ++k) {
@@ -169,16 +170,16 @@ Range Memory::bounds(const Ref& ref, size_t operation) {
   fail("unknown space");
 }
 
-void Memory::check_rights(const Ref& ref, Rank rank, bool write) const {
+void Memory::check_rights(const Ref& ref, size_t operation, Rank rank, bool write) const {
   if (ref.rank < 0 || ref.rank >= size_ || ref.from < 0 || ref.from >= size_) fail("no such rank");
   const bool mine = ref.rank == rank;
   switch (ref.space) {
     case Space::kInput:
       if (write) fail("writes its input");
-      if (!mine) fail("uses another rank's input");
+      if (!mine && !readable_[operation]) fail("uses another rank's input");
       return;
     case Space::kOutput:
-      if (!mine) fail("uses another rank's output");
+      if (!mine && (write || !readable_[operation])) fail("uses another rank's output");
       return;
     case Space::kWindow:
       if (write && !mine) fail("writes a window that is not its own");
@@ -193,10 +194,13 @@ void Memory::check_rights(const Ref& ref, Rank rank, bool write) const {
 }
 
 Range Memory::locate(const Ref& ref, uint64_t bytes, size_t operation, Rank rank, bool write) {
-  check_rights(ref, rank, write);
+  check_rights(ref, operation, rank, write);
   const uint64_t element = elements_[operation];
   if (ref.offset % element != 0 || bytes % element != 0) fail("cuts an element");
   const Range whole = bounds(ref, operation);
+  if (ref.space <= Space::kOutput && user(operation, ref.rank).left) {
+    fail(str("uses memory of rank ", ref.rank, ", which may have ended the operation"));
+  }
   if (ref.offset + bytes > whole.bytes) fail("an operand leaves its memory");
   return {whole.region, whole.begin + ref.offset, bytes};
 }
@@ -265,6 +269,19 @@ void Memory::give_back(const Range& range, Rank reader, const Clock& now) {
     Cell& source = (*range.region)[i];
     --source.lent;
     source.note({reader, now[static_cast<size_t>(reader)], event});
+  }
+}
+
+void Memory::leave(size_t operation, Rank rank, const Clock& now) {
+  if (!readable_[operation]) return;
+  User& mine = user(operation, rank);
+  mine.left = true;
+  const auto [first, last] = mine.region.cells(0, mine.region.bytes());
+  for (size_t i = first; i < last; ++i) {
+    for (const Read& read : mine.region[i].reads) {
+      if (read.time <= now[static_cast<size_t>(read.rank)]) continue;
+      fail(str("may end while rank ", read.rank, " still reads its memory"), read.event);
+    }
   }
 }
 

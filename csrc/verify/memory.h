@@ -121,6 +121,9 @@ class Memory {
   void lend(const Range& range);
   void give_back(const Range& range, Rank reader, const Clock& now);
 
+  // Notes that the rank ends the operation. From then on nobody reads its caller's memory.
+  void leave(size_t operation, Rank rank, const Clock& now);
+
   // Checks that outputs are what the collective promises, and inputs as they were.
   void check_results(const std::vector<Program>& sequence);
 
@@ -131,6 +134,7 @@ class Memory {
     Region region;
     uint64_t input = 0, input_bytes = 0;
     uint64_t output = 0, output_bytes = 0;
+    bool left = false;
   };
 
   User& user(size_t operation, Rank rank) {
@@ -138,7 +142,7 @@ class Memory {
   }
   void add_user(const Program& program, size_t operation, Rank rank);
   Range bounds(const Ref& ref, size_t operation);
-  void check_rights(const Ref& ref, Rank rank, bool write) const;
+  void check_rights(const Ref& ref, size_t operation, Rank rank, bool write) const;
   void check_output(const Program& program, size_t operation, Rank rank);
   void check_equal(const Program& program, size_t operation);
   void check_input(const Program& program, size_t operation, Rank rank);
@@ -146,6 +150,7 @@ class Memory {
   int size_;
   Geometry geometry_;
   std::vector<uint64_t> elements_;  // by operation
+  std::vector<bool> readable_;      // by operation
   std::vector<User> users_;
   std::unordered_map<uint64_t, Region> shared_;  // made when first used
 };

@@ -132,6 +132,7 @@ class Machine {
                             " before rank ", q, " has begun it"));
       }
     }
+    memory_.leave(operation, rank, clock(rank));
     cursor(rank) = {operation + 1, PlanCursor()};
   }
 

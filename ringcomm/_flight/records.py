@@ -41,7 +41,7 @@ NOBODY = 0xFFFFFF  # no root, or any rank
 # The exceptions that reading a damaged header may raise.
 DAMAGE = (LookupError, TypeError, ValueError, ArithmeticError, struct.error)
 # As `Purpose` in csrc/report/operation.h.
-CALL, SEVERAL, SPARSE, BUFFERS, MEMORY, STAGED, CODES = range(7)
+CALL, SEVERAL, SPARSE, MEMORY, STAGED, CODES = range(6)
 STATES = ("queued", "running", "done", "failed")
 MESSAGES = ("send", "recv")
 
@@ -113,8 +113,6 @@ class Operation:
             words.append(f"of sparse tensors of sizes #{self.layout % 10000}")
         elif self.purpose == CODES:
             words.append(f"for a quantized all_reduce #{self.layout % 10000}")
-        elif self.purpose == BUFFERS:
-            words.append("about shared buffers")
         elif self.purpose == SEVERAL:
             words.append(f"in tensors of sizes #{self.layout % 10000}")
         elif self.layout:

@@ -84,6 +84,8 @@ def take_part(create_stand_in: Callable[[Any, Any], Any]) -> None:
         call.arguments["backend"] = c10d.Backend(wanted)
         _parts.update(_parts_of(wanted))
         ours = not {NAME, STAND_IN}.isdisjoint(_parts.values())
+        if ours:
+            _prepare_torch()
         if ours and call.arguments.get("timeout") is not None:
             call.arguments["timeout"] = checked_timeout(call.arguments["timeout"])
         try:
@@ -103,6 +105,18 @@ def take_part(create_stand_in: Callable[[Any, Any], Any]) -> None:
     make.completed_by = NAME  # type: ignore[attr-defined]
     c10d._new_process_group_helper = make
     coalescing.wrap()
+
+
+def _prepare_torch() -> None:
+    """Have torch let go of a default group that is destroyed, and DDP take its buckets from ours.
+
+    A module of torch has the default group in its functions' defaults if it is imported while there
+    is one, as optimizers do: the group's memory and threads would stay until the program ends.
+    """
+    import torch.distributed.nn.functional  # noqa: F401
+
+    if {NAME, STAND_IN}.issuperset(_parts.values()):  # another backend's memory is its own affair
+        os.environ.setdefault("DDP_DISABLE_COMM_MEM", "0")
 
 
 def _is_unknown(asked: str) -> bool:

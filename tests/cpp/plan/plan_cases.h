@@ -109,6 +109,15 @@ inline std::vector<Planner> all_planners() {
   return planners;
 }
 
+// Those that have a plan for tensors which all ranks can read.
+inline std::vector<Planner> readable_planners() {
+  std::vector<Planner> planners = all_planners();
+  std::erase_if(planners, [](const Planner& planner) {
+    return planner.algorithm != Algorithm::kDirect || planner.collective == Collective::kAllToAll;
+  });
+  return planners;
+}
+
 // Every limit a few elements long: lines of 3, one-shots up to 6, segments of 8 (or one for each
 // rank), inbox slots of 2.
 inline Geometry tiny(int size, uint64_t element = 1, uint64_t slots = 2) {
@@ -163,6 +172,7 @@ struct Case {
   int site = 1;
   uint64_t order = 0;  // a seed of some order; 0: that of the ranks
   bool rings = false;  // messages cost nothing, so parts are rings
+  bool readable = false;
 };
 
 inline std::shared_ptr<const std::vector<Rank>> some_order(int size, uint64_t seed) {
@@ -183,6 +193,7 @@ inline Shape shape_of(const Case& c) {
   shape.geometry = tiny(c.size, c.element, c.slots);
   shape.local = c.local > 0 ? c.local : local_of(c.size);
   shape.site = c.site;
+  shape.readable = c.readable;
   shape.order = some_order(c.size, c.order);
   if (c.rings) shape.costs.alpha = shape.near.alpha = 1e-12;
   const std::vector<uint64_t> shards(static_cast<size_t>(c.size), c.elements * c.element);

@@ -109,6 +109,10 @@ inline void wrong_plans(Group& group) {
   const Planner direct{Collective::kBroadcast, Algorithm::kDirect};
   const Program around = program({all_reduce, 3, 5});
   const Program hasty = without_credits(program({direct, 3, 5}));
+  const Edit from_a_peer = [](Plan& plan, Step& step) {
+    if (step.verb == Verb::kCopy && plan.rank == 0) operand(plan, step, 1).rank = 1;
+  };
+  group.reject({edited(all_reduce, 20, from_a_peer)}, "a peer's tensor", "another rank's input");
   group.reject({hasty}, "no roll call", "has begun it");
   group.reject({around, hasty, around}, "no roll call", "may still be", false);
 }
@@ -139,6 +143,22 @@ inline void mutate(Group& group, const Case& c, Score& score) {
       score.first_survivor = str(describe(c), ": signal ", pair.index, " from ", pair.from, " to ",
                                  pair.to, " on lane ", int{pair.lane});
     }
+  }
+}
+
+inline void readable_mutations(Group& group) {
+  for (const Planner& planner : readable_planners()) {
+    Score score;
+    for (int size = 2; size <= (group.long_mode() ? 6 : 4); ++size) {
+      for (const uint64_t shard : {4u, 10u, 18u}) {
+        const uint64_t n = static_cast<uint64_t>(size);
+        Case c{planner, size, planner.sharded() ? shard : shard * n, planner.rooted() ? size / 2 : 0};
+        c.readable = true;
+        mutate(group, c, score);
+      }
+    }
+    for (uint64_t i = 0; i < score.caught; ++i) group.expect(true, "");
+    group.expect(score.caught > 0 && score.survived == 0, planner.name() + score.first_survivor);
   }
 }
 

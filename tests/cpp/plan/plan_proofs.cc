@@ -111,6 +111,27 @@ void segments_that_change(Group& group) {
   }
 }
 
+void readable(Group& group) {
+  std::mt19937_64 random(4);
+  for (const Planner& planner : readable_planners()) {
+    for (int size = 2; size <= 7; ++size) {
+      const Program around =
+          program({{Collective::kAllReduce, Algorithm::kDirect}, size, 5, 0, false});
+      for (const uint64_t elements : sizes(size)) {
+        for (const bool in_place : {false, true}) {
+          if (!group.takes(planner.name(), 4)) continue;
+          Case c{planner, size, elements, planner.rooted() ? size / 2 : 0, in_place};
+          c.readable = true;
+          const Program once = planner.sharded() && elements % 2 == 0 ? uneven(c, 20, random)
+                                                                      : program(c);
+          group.prove({once, once, once}, "readable " + describe(c));
+          group.prove({around, once, around}, "readable " + describe(c));
+        }
+      }
+    }
+  }
+}
+
 // [a, b, a]: leftovers of one size must not meet the work of another.
 void sequences_of_sizes(Group& group) {
   for (const Planner& planner : all_planners()) {
@@ -318,6 +339,8 @@ constexpr Named kGroups[] = {
     {"real geometry", real_geometry},
     {"many slots", many_slots},
     {"segments that change", segments_that_change},
+    {"readable tensors", readable},
+    {"readable mutations", readable_mutations},
     {"sequences of sizes", sequences_of_sizes},
     {"pairs of planners", pairs_of_planners},
     {"random sequences", random_sequences},
