@@ -27,7 +27,7 @@ T = TypeVar("T")
 PREFIX = "RINGCOMM_"
 SIMULATION = "RINGCOMM_SIM_"  # tests/sim
 GROUP, PROCESS, PROGRAM, BUILD = "group", "process", "program", "build"
-HOST, NETWORK, RANK_0 = "host", "network", "rank 0"
+NETWORK, RANK_0 = "network", "rank 0"
 ALGORITHMS = (
     *("direct", "ring", "tree", "pairwise", "dissemination", "hierarchical", "doubling", "bruck"),
 )
@@ -43,7 +43,7 @@ class Setting(Generic[T]):
     value, or all groups of a process have one. The others are variables alone: of a "program" as
     a whole, or for the "build" and the tests. Numbers are from `least` to `most`, in `unit`s; a
     number's `choices` are words that stand for none. `alike` says which ranks of a group
-    need the same value: those of a HOST, all if they connect over a NETWORK, or all that have any,
+    need the same value: all if they connect over a NETWORK, or all that have any,
     which RANK_0 must have, too. The docstring below a row is for people.
     """
 

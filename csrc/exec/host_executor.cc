@@ -5,6 +5,7 @@
 namespace ringcomm {
 
 constexpr uint64_t kTurnBytes = 1 << 20;     // then other groups get their turn
+constexpr uint64_t kBlockBytes = 4 << 10;    // of a sum that goes past the caches
 constexpr uint64_t kScaledBytes = 16 << 10;  // of an operand at a time: it stays in the cache
 
 HostExecutor::HostExecutor(Transport& transport, uint64_t lent_bytes)
@@ -127,6 +128,12 @@ uint64_t HostExecutor::scale_operands(std::span<const Ref> refs, std::byte** at,
   return bytes;
 }
 
+// Past the caches, a sum must not be where one of its sources is: that line is in a cache already.
+bool HostExecutor::sums_stream(const Step& step, const std::byte* sum) const {
+  if (!manner_.streams || step.dst_count > 1 || refs(step)[0].space != Space::kOutput) return false;
+  return std::find(operands_.begin() + 1, operands_.end(), sum) == operands_.end();
+}
+
 void HostExecutor::reduce(const Step& step, uint64_t total) {
   const size_t operands = static_cast<size_t>(step.dst_count) + step.src_count;
   operands_.resize(operands);
@@ -142,11 +149,19 @@ void HostExecutor::reduce(const Step& step, uint64_t total) {
     if (reduction_.op == ReduceOp::kPremulSum) {
       bytes = scale_operands({refs(step), operands}, at, bytes);
     }
+    alignas(64) std::array<std::byte, kBlockBytes> block;
+    std::byte* const sum = at[0];
+    const bool streams = sums_stream(step, sum);
+    if (streams) {
+      bytes = std::min(bytes, kBlockBytes);
+      at[0] = block.data();
+    }
     const std::span<std::byte* const> all(operands_);
     const auto sources = all.subspan(step.dst_count);
     ringcomm::reduce(reduction_, step.final, all.first(step.dst_count),
                      {const_cast<const std::byte* const*>(sources.data()), sources.size()},
                      bytes / element);
+    if (streams) stream_copy(sum, block.data(), bytes);
     for (size_t i = 0; i < step.dst_count; ++i) {
       if (is_remote(refs(step)[i])) transport_.put(refs(step)[i].rank, at[i], bytes, nullptr);
     }

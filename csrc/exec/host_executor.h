@@ -79,6 +79,7 @@ class HostExecutor {
   bool scaled(const Ref& ref) const {
     return reduction_.op == ReduceOp::kPremulSum && ref.space == Space::kInput;
   }
+  bool sums_stream(const Step& step, const std::byte* sum) const;
   uint64_t scale_operands(std::span<const Ref> refs, std::byte** at, uint64_t bytes);
   const Ref* refs(const Step& step) const { return plan_->refs.data() + step.first_ref; }
   uint64_t& taken(Rank peer, int lane) { return taken_[static_cast<size_t>(peer * kLanes + lane)]; }

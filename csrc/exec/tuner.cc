@@ -26,8 +26,7 @@ uint64_t bytes_of(const Shape& shape) {
 }  // namespace
 
 Manner Tuner::of_readable(const Shape& shape) {
-  const bool sums = reduces(shape.collective);
-  return {copies(shape.collective) && (!sums || bytes_of(shape) >= kUsuallyStreamed)};
+  return {!reduces(shape.collective) || bytes_of(shape) >= kUsuallyStreamed};
 }
 
 Manner Tuner::next(Shape& shape, Algorithm algorithm) {

@@ -95,11 +95,6 @@ CASES: list[tuple[Change, int, str]] = [
         "RINGCOMM_SECRET differs: (not set) on ranks 0 and 1, (set) on ranks 2 and 3.",
     ),
     (
-        fact("settings", {"RINGCOMM_SHARED_BUFFERS": "4096"}, 1),
-        2,
-        "RINGCOMM_SHARED_BUFFERS differs: (not set) on rank 0, 4096 on rank 1.",
-    ),
-    (
         fact("settings", {"RINGCOMM_ALGORITHM": "ring"}, 3),
         2,
         "RINGCOMM_ALGORITHM differs: (not set) on rank 0, ring on rank 3.",
@@ -184,7 +179,7 @@ def test_a_rule(change: Change, status: int, words: str) -> None:
     [
         ("RINGCOMM_ALGORITHM", "ring", [0]),  # the others do as rank 0 asks
         ("RINGCOMM_FLOWS", "auto", [3]),  # which is the default
-        ("RINGCOMM_SHARED_BUFFERS", "4096", [0, 1]),  # both ranks of a host
+        ("RINGCOMM_SHARED_BUFFERS", "4096", [1]),
         ("RINGCOMM_SPIN_US", "5", [1]),
     ],
 )

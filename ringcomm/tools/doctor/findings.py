@@ -13,7 +13,7 @@ from typing import Any
 
 from ringcomm._runtime.addresses import number
 from ringcomm._text import ranks_text, spans
-from ringcomm.options import ATTRIBUTES, HOST, NETWORK, RANK_0, Setting, unknown_variables
+from ringcomm.options import ATTRIBUTES, NETWORK, RANK_0, Setting, unknown_variables
 from ringcomm.tools import load
 from ringcomm.tools.doctor.endpoints import split
 from ringcomm.tools.doctor.evidence import (
@@ -199,8 +199,6 @@ def text_of(facts: Facts, setting: Setting[Any]) -> str:
 def needing_alike(evidence: Evidence, setting: Setting[Any]) -> list[list[int]]:
     """Return the sets of ranks in which the setting must be the same, or no group is made."""
     ranks = sorted(evidence.ranks)
-    if setting.alike == HOST:
-        return [*machines(evidence).values()]
     if setting.alike == NETWORK:
         tcp = any(facts.tcp for facts in evidence.ranks.values())
         return [ranks] if tcp or len(machines(evidence)) > 1 else []
