@@ -59,6 +59,9 @@ RendezvousOptions how_to_meet(const CommunicatorOptions& options, const Geometry
     return {{here, across.window_room(), across.inbox_bytes, mailbox_bytes(most), devices},
             {1, 0, across.inbox_bytes, mailbox_bytes(1) << (2 * distance)}};
   };
+  rendezvous.cores = own_cores();
+  rendezvous.cores.sharers = static_cast<uint32_t>(Process::get().sharers());
+  rendezvous.cores.threads = static_cast<uint32_t>(options.config.threads);
   rendezvous.tcp = config.transport == "tcp";
   rendezvous.host = config.host;
   if (options.rank == 0) rendezvous.costs_text = groups.costs_text();

@@ -5,10 +5,12 @@
 namespace ringcomm {
 
 constexpr uint64_t kTurnBytes = 1 << 20;     // then other groups get their turn
+constexpr size_t kMostShared = 128;          // operands of a step that a team takes
 constexpr uint64_t kScaledBytes = 16 << 10;  // of an operand at a time: it stays in the cache
 
-HostExecutor::HostExecutor(Transport& transport, uint64_t lent_bytes)
+HostExecutor::HostExecutor(Transport& transport, const Help& help, uint64_t lent_bytes)
     : transport_(transport),
+      help_(help),
       lent_bytes_(lent_bytes),
       taken_(static_cast<size_t>(transport.size() * kLanes), 0) {
   for (Rank rank = 0; rank < transport.size(); ++rank) {
@@ -84,6 +86,14 @@ Span HostExecutor::locate(const Ref& ref, uint64_t done) const {
   return {};
 }
 
+// Copies with the team if that is worth it.
+void HostExecutor::copy_local(std::byte* dst, const std::byte* src, uint64_t bytes, bool streams) {
+  if (!is_shared(bytes)) return copy_bytes(dst, src, bytes, streams);
+  help_.team->run(help_.crew, bytes, [=](uint64_t begin, uint64_t end) {
+    copy_bytes(dst + begin, src + begin, end - begin, streams);
+  });
+}
+
 void HostExecutor::copy(const Step& step, uint64_t total) {
   const Ref* operand = refs(step);
   const bool streams = manner_.streams && operand[0].space == Space::kOutput;
@@ -103,10 +113,10 @@ void HostExecutor::copy(const Step& step, uint64_t total) {
       // not.
       const bool lent = bytes >= lent_bytes_ && operand[0].space == Space::kInbox &&
                         operand[1].space <= Space::kOutput;
-      if (!lent) std::memcpy(dst.data, src.data, bytes);
+      if (!lent) copy_local(dst.data, src.data, bytes, false);
       transport_.put(operand[0].rank, dst.data, bytes, lent ? src.data : nullptr);
     } else {
-      copy_bytes(dst.data, src.data, bytes, streams);
+      copy_local(dst.data, src.data, bytes, streams);
     }
   }
 }
@@ -127,11 +137,27 @@ uint64_t HostExecutor::scale_operands(std::span<const Ref> refs, std::byte** at,
   return bytes;
 }
 
+// Reduces so many bytes of the operands, with the team if that is worth it.
+void HostExecutor::reduce_local(const Step& step, uint64_t bytes) {
+  const uint64_t element = size_of(reduction_.dtype);
+  const auto part = [&](std::span<std::byte* const> all, uint64_t length) {
+    const auto sources = all.subspan(step.dst_count);
+    ringcomm::reduce(reduction_, step.final, all.first(step.dst_count),
+                     {const_cast<const std::byte* const*>(sources.data()), sources.size()},
+                     length / element);
+  };
+  if (!is_shared(bytes) || operands_.size() > kMostShared) return part(operands_, bytes);
+  help_.team->run(help_.crew, bytes, [&](uint64_t begin, uint64_t end) {
+    std::array<std::byte*, kMostShared> at;
+    std::ranges::transform(operands_, at.begin(), [=](std::byte* all) { return all + begin; });
+    part({at.data(), operands_.size()}, end - begin);
+  });
+}
+
 void HostExecutor::reduce(const Step& step, uint64_t total) {
   const size_t operands = static_cast<size_t>(step.dst_count) + step.src_count;
   operands_.resize(operands);
   std::byte** const at = operands_.data();
-  const uint64_t element = size_of(reduction_.dtype);
   for (uint64_t done = 0; done < total;) {
     uint64_t bytes = total - done;
     for (size_t i = 0; i < operands; ++i) {
@@ -142,11 +168,7 @@ void HostExecutor::reduce(const Step& step, uint64_t total) {
     if (reduction_.op == ReduceOp::kPremulSum) {
       bytes = scale_operands({refs(step), operands}, at, bytes);
     }
-    const std::span<std::byte* const> all(operands_);
-    const auto sources = all.subspan(step.dst_count);
-    ringcomm::reduce(reduction_, step.final, all.first(step.dst_count),
-                     {const_cast<const std::byte* const*>(sources.data()), sources.size()},
-                     bytes / element);
+    reduce_local(step, bytes);
     for (size_t i = 0; i < step.dst_count; ++i) {
       if (is_remote(refs(step)[i])) transport_.put(refs(step)[i].rank, at[i], bytes, nullptr);
     }

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "exec/stopwatch.h"
+#include "exec/team.h"
 #include "exec/tuner.h"
 #include "plan/cursor.h"
 #include "plan/shape.h"
@@ -31,9 +32,16 @@ struct Stamps {
 // only if the operation ends first.
 inline constexpr uint64_t kLentBytes = 4096;
 
+// The team that helps with long steps, and how much of it may.
+struct Help {
+  Team* team = nullptr;
+  Crew crew;
+};
+
 class HostExecutor {
  public:
-  explicit HostExecutor(Transport& transport, uint64_t lent_bytes = kLentBytes);
+  explicit HostExecutor(Transport& transport, const Help& help = {},
+                        uint64_t lent_bytes = kLentBytes);
 
   enum class Status { kDone, kBlocked, kMismatch };
 
@@ -62,6 +70,11 @@ class HostExecutor {
   Rank peer() const { return peer_; }
 
  private:
+  bool is_shared(uint64_t bytes) const {
+    return bytes >= Team::kLeastBytes && help_.crew.threads > 1;
+  }
+  void copy_local(std::byte* dst, const std::byte* src, uint64_t bytes, bool streams);
+  void reduce_local(const Step& step, uint64_t bytes);
   void copy(const Step& step, uint64_t total);
   void reduce(const Step& step, uint64_t total);
   Span locate(const Ref& ref, uint64_t done) const;
@@ -74,6 +87,7 @@ class HostExecutor {
   bool is_remote(const Ref& ref) const { return ref.rank >= 0 && transport_.is_remote(ref.rank); }
 
   Transport& transport_;
+  const Help help_;
   const uint64_t lent_bytes_;
   std::vector<uint64_t> taken_;         // signals consumed, per (peer, lane), over the group's life
   std::vector<std::byte*> windows_[2];  // by rank; null: on another host

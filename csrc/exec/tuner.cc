@@ -49,7 +49,7 @@ Manner Tuner::next(Shape& shape, Algorithm algorithm) {
   entry->way = entry->contest.next([&] { return decide(*entry, index_); });
   current_ = entry.get();
   if (segments > 1) {
-    shape.geometry.segment_bytes = kSegments[static_cast<size_t>(entry->way / kinds)];
+    shape.geometry.segment_bytes = kSegments[static_cast<size_t>(entry->way / kinds)] << shift_;
   }
   return {entry->way % kinds == 1, entry->contest.tries_now()};
 }

@@ -6,6 +6,7 @@
 
 #include "base/config.h"
 #include "base/log.h"
+#include "exec/team.h"
 #include "plan/rules.h"
 #include "report/diagnosis.h"
 #include "report/recorder.h"
@@ -58,6 +59,9 @@ class GroupFacts {
     return asked.count() > 0 ? asked : timeout();
   }
 
+  // Returns how many threads `rank`, of this host, has for a long step of an operation.
+  int threads_of(Rank rank) const;
+  Crew crew() const;  // of this rank
   // Returns how long a thread that waits spins before it sleeps.
   Patience patience() const;
   // Returns the algorithm that was asked for, if the ranks' reach allows it.
@@ -77,10 +81,13 @@ class GroupFacts {
   const CommunicatorOptions& options() const { return options_; }
 
  private:
+  size_t place_of(Rank rank) const;
+
   const CommunicatorOptions options_;
   const Reach reach_;
   const Whereabouts where_;
   const int neighbours_;  // ranks on this host, this one included
+  const std::vector<Cores> cores_;  // of these
   const Logger logger_;
   const std::shared_ptr<Transport> transport_;
   Recorder recorder_;

@@ -11,7 +11,7 @@ constexpr double kLate = 10;  // seconds, then a warning names the ranks that ar
 // Has the window room for the segments that the tuner may choose?
 bool has_room(const Geometry& geometry, const Reach& reach) {
   static_assert(Tuner::kWords <= kChoices);
-  return reach.mapped && geometry.room_bytes >= 4 * Tuner::kSegments.back();
+  return reach.mapped && geometry.room_bytes >= 4 * Tuner::kLargest;
 }
 
 }  // namespace
@@ -20,9 +20,10 @@ HostOperation::HostOperation(GroupState& state, const Geometry& geometry)
     : state_(state),
       geometry_(geometry),
       terms_(hash_of_terms(geometry, state.reach())),
-      executor_(state.transport()),
+      executor_(state.transport(), {&PerProcess<Team>::get(), state.crew()}),
       tuner_(state.rank(),
-             has_room(geometry, state.reach()) ? state.transport().choices(0) : nullptr),
+             has_room(geometry, state.reach()) ? state.transport().choices(0) : nullptr,
+             state.reach().mapped ? state.threads_of(0) : 1),
       plans_(state.rank()) {}
 
 Shape HostOperation::shape_of(const Operation& operation) const {
