@@ -1,11 +1,12 @@
-"""What several threads of a rank win, by collective and size, beside Gloo and a plain copy.
+"""The gain of several threads a rank, by collective and size, beside Gloo and a plain copy.
 
     python benchmarks/cores.py --ranks 2 --threads 1,2,4
     python benchmarks/cores.py --slow-cores 0.25     # needs root
 
 The copy is that of the same bytes, by as many threads in each rank at once. With --slow-cores every
 thread is put into a cgroup of its own, which gives it that share of a core's time, so that a
-machine with few cores has many slow ones. Each thread keeps to one core then.
+machine with few cores has many slow ones. Each thread keeps to one core then. "whole core" is one
+thread a rank without that: four cores of a quarter can be as fast, and no faster.
 """
 
 from __future__ import annotations
@@ -32,13 +33,13 @@ from ringcomm.tools.bench import cases
 from ringcomm.tools.bench.traits import FACTORS
 
 COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "broadcast")
-OURS, COPY = "ringcomm", "copy"
-HELPER = "ringcomm-team"  # what the library calls such a thread
+OURS, COPY, WHOLE = "ringcomm", "copy", "whole core"
+HELPER = "ringcomm-pool"  # what the library calls such a thread
 FIRST = 30  # calls that do not count: ringcomm finds out which segments are fastest
 CGROUPS = Path("/sys/fs/cgroup")
 FOLDER = "ringcomm-cores-"  # and the number of this process
 
-Way = tuple[str, int]  # a backend, or COPY, and its threads
+Way = tuple[str, int]  # a backend, or COPY or WHOLE, and its threads
 
 
 # ---- on a rank
@@ -73,7 +74,8 @@ def make_copy(rank: Rank, threads: int, size: int) -> None:
 def sample(rank: Rank, calls: int, whole: bool) -> float:
     """Return the seconds of a call: the median, or the mean of them as a whole."""
     call: Callable[[], Any] = rank.kept["call"]
-    benchmark.spread(rank) if not whole else None
+    if not whole:
+        benchmark.spread(rank)
     dist.barrier()
     times, start = [], time.perf_counter()
     for _ in range(calls):
@@ -182,7 +184,7 @@ def confine_on(rank: Rank, folders: list[list[Path]], file: str) -> int:
 def ways_of(options: argparse.Namespace) -> list[Way]:
     ways = [(OURS, threads) for threads in options.threads]
     if options.slow_cores:
-        return ways
+        return [*ways, (WHOLE, 1)]
     ways += [(COPY, threads) for threads in options.threads]
     return ways + [(backend, 1) for backend in options.backends]
 
@@ -209,7 +211,7 @@ def measure(
         if way[0] == COPY:
             ranks(make_copy, way[1], size)
         else:
-            ranks(make, collective, size, FIRST if way[0] == OURS else 1)
+            ranks(make, collective, size, FIRST if way[0] in (OURS, WHOLE) else 1)
     calls = {
         way: max(3, min(2000, int(options.seconds / max(ranks(sample, 3, whole)))))
         for way, ranks in sets.items()
@@ -232,7 +234,7 @@ def row_of(figures: dict[str, Any], ranks: int) -> list[str]:
         seconds = statistics.median(times)
         factor = 1.0 if name.startswith(COPY) else FACTORS[figures["collective"]](ranks)
         speed = figures["bytes"] * factor / seconds / 1e9
-        cells.append(f"{seconds * 1e6:.0f} ({speed:.2f}, {first / seconds:.2f}×)")
+        cells.append(f"{seconds * 1e6:.0f} ({speed:.2f}, {first / seconds:.2f}x)")
     return cells
 
 
@@ -254,7 +256,7 @@ def picture(every: list[dict[str, Any]], title: str) -> str:
         for number, (name, times) in enumerate(gain.items()):
             wide = full * times / most
             parts.append(svg.box(left, y, wide, bar - 2, f"way{number}"))
-            parts.append(svg.text(left + wide + 6, y + 10, f"{name}: {times:.2f}×", "soft"))
+            parts.append(svg.text(left + wide + 6, y + 10, f"{name}: {times:.2f} times", "soft"))
             y += bar
         y += gap
     rules = tuple(f".way{i} {{ fill: var(--way{i}); }}" for i in range(len(names)))
@@ -269,11 +271,11 @@ def sets_of(options: argparse.Namespace) -> Iterator[dict[Way, Measured]]:
         cores = stack.enter_context(SlowCores(share, period)) if share else None
         sets: dict[Way, Measured] = {}
         for way in ways_of(options):
-            backend = "gloo" if way[0] == COPY else way[0]
+            backend = {COPY: "gloo", WHOLE: OURS}.get(way[0], way[0])
             made = Measured(options.ranks, backend, options.deadline)
             sets[way] = stack.enter_context(made)
             sets[way](enter, way[1], not share)
-            if cores is not None:
+            if cores is not None and way[0] == OURS:
                 slow(cores, sets[way], way[1], FIRST)
         yield sets
 

@@ -98,6 +98,7 @@ std::shared_ptr<Communicator> Communicator::create(Store& store,
   if (world && options.may_be_late) limit = std::max(limit, world->state().timeout());
   const auto memory =
       std::make_shared<MappedGroup>(meet(store, rendezvous, process.neighbours(), Deadline(limit)));
+  for (const ShmPeer& peer : memory->peers) memory->cores.push_back(peer.segment.header().cores);
   const std::shared_ptr<Transport> transport = std::make_unique<Transport>(
       options.rank, std::move(memory->peers), std::move(memory->remote_ranks));
   try {

@@ -5,7 +5,7 @@
 namespace ringcomm {
 
 constexpr uint64_t kTurnBytes = 1 << 20;     // then other groups get their turn
-constexpr size_t kMostShared = 128;          // operands of a step that a team takes
+constexpr size_t kMostShared = 128;          // operands of a step that a pool takes
 constexpr uint64_t kScaledBytes = 16 << 10;  // of an operand at a time: it stays in the cache
 
 HostExecutor::HostExecutor(Transport& transport, const Help& help, uint64_t lent_bytes)
@@ -86,10 +86,10 @@ Span HostExecutor::locate(const Ref& ref, uint64_t done) const {
   return {};
 }
 
-// Copies with the team if that is worth it.
+// Copies with the pool if that is worth it.
 void HostExecutor::copy_local(std::byte* dst, const std::byte* src, uint64_t bytes, bool streams) {
   if (!is_shared(bytes)) return copy_bytes(dst, src, bytes, streams);
-  help_.team->run(help_.crew, bytes, [=](uint64_t begin, uint64_t end) {
+  help_.pool->run(help_.threads, bytes, [=](uint64_t begin, uint64_t end) {
     copy_bytes(dst + begin, src + begin, end - begin, streams);
   });
 }
@@ -137,7 +137,7 @@ uint64_t HostExecutor::scale_operands(std::span<const Ref> refs, std::byte** at,
   return bytes;
 }
 
-// Reduces so many bytes of the operands, with the team if that is worth it.
+// Reduces so many bytes of the operands, with the pool if that is worth it.
 void HostExecutor::reduce_local(const Step& step, uint64_t bytes) {
   const uint64_t element = size_of(reduction_.dtype);
   const auto part = [&](std::span<std::byte* const> all, uint64_t length) {
@@ -147,7 +147,7 @@ void HostExecutor::reduce_local(const Step& step, uint64_t bytes) {
                      length / element);
   };
   if (!is_shared(bytes) || operands_.size() > kMostShared) return part(operands_, bytes);
-  help_.team->run(help_.crew, bytes, [&](uint64_t begin, uint64_t end) {
+  help_.pool->run(help_.threads, bytes, [&](uint64_t begin, uint64_t end) {
     std::array<std::byte*, kMostShared> at;
     std::ranges::transform(operands_, at.begin(), [=](std::byte* all) { return all + begin; });
     part({at.data(), operands_.size()}, end - begin);

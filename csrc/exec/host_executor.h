@@ -3,7 +3,7 @@
 #pragma once
 
 #include "exec/stopwatch.h"
-#include "exec/team.h"
+#include "exec/thread_pool.h"
 #include "exec/tuner.h"
 #include "plan/cursor.h"
 #include "plan/shape.h"
@@ -32,10 +32,10 @@ struct Stamps {
 // only if the operation ends first.
 inline constexpr uint64_t kLentBytes = 4096;
 
-// The team that helps with long steps, and how much of it may.
+// The pool that helps with long steps, and how much of it may.
 struct Help {
-  Team* team = nullptr;
-  Crew crew;
+  ThreadPool* pool = nullptr;
+  Threads threads;
 };
 
 class HostExecutor {
@@ -71,7 +71,7 @@ class HostExecutor {
 
  private:
   bool is_shared(uint64_t bytes) const {
-    return bytes >= Team::kLeastBytes && help_.crew.threads > 1;
+    return bytes >= ThreadPool::kLeastBytes && help_.threads.all > 1;
   }
   void copy_local(std::byte* dst, const std::byte* src, uint64_t bytes, bool streams);
   void reduce_local(const Step& step, uint64_t bytes);

@@ -31,7 +31,11 @@ class Tuner {
   // `words`: rank 0's kWords, which all read; null: segments stay as they are. `threads`: rank 0's
   // for an operation; they need longer segments, because they meet after each of their steps.
   Tuner(Rank rank, std::atomic<uint8_t>* words, int threads = 1)
-      : rank_(rank), words_(words), shift_(threads > 3 ? 2 : threads > 1 ? 1 : 0) {}
+      : rank_(rank),
+        words_(words),
+        shift_(threads > 3   ? 2
+               : threads > 1 ? 1
+                             : 0) {}
 
   // Chooses for the next operation, the same one on every rank. Sets the segment in its shape.
   Manner next(Shape& shape, Algorithm algorithm);

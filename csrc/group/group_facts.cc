@@ -10,7 +10,6 @@ GroupFacts::GroupFacts(const CommunicatorOptions& options, std::shared_ptr<Trans
       reach_(reach),
       where_(where),
       neighbours_(where.host_of.empty() ? options.size : where.ranks_beside(options.rank)),
-      cores_(transport->cores()),
       logger_(Process::get().config().log,
               str("rank ", options.rank, " of group '", options.name, "'")),
       transport_(std::move(transport)),
@@ -18,7 +17,8 @@ GroupFacts::GroupFacts(const CommunicatorOptions& options, std::shared_ptr<Trans
       diagnosis_(*transport_, recorder_, where_, Board::kHost),
       timeout_ms_(options.timeout.count()) {
   Process::get().note_ranks_here(neighbours_);
-  Process::get().note_sharers(static_cast<int>(sharers_of(cores_, place_of(rank()))));
+  if (where_.cores.empty()) return;
+  Process::get().note_sharers(static_cast<int>(sharers_of(where_.cores, place_of(rank()))));
 }
 
 Recorded GroupFacts::recorded(bool device) const {
@@ -53,24 +53,21 @@ Patience GroupFacts::patience() const {
 
 // The index of a rank among those of this host.
 size_t GroupFacts::place_of(Rank rank) const {
-  const bool mapped = where_.host_of.empty();
-  if (mapped) return static_cast<size_t>(rank);
   const auto& hosts = where_.host_of;
-  return static_cast<size_t>(std::count(hosts.begin(), hosts.begin() + rank,
-                                        hosts[static_cast<size_t>(rank)]));
+  if (hosts.empty()) return static_cast<size_t>(rank);
+  const int host = hosts[static_cast<size_t>(rank)];
+  return static_cast<size_t>(std::count(hosts.begin(), hosts.begin() + rank, host));
 }
 
-// The thread of the network is busy while a message goes to another host.
-int GroupFacts::threads_of(Rank rank) const {
-  return ringcomm::threads_of(cores_, place_of(rank), reach_.mapped ? 0 : 1);
-}
-
-// Beside computation they take a quarter of the cores, unless a number was asked for.
-Crew GroupFacts::crew() const {
-  const int threads = threads_of(rank());
-  const bool fits = config().threads == 0;
-  const bool awake = threads * Process::get().sharers() <= Process::get().cpus();
-  return {threads, fits ? std::max(1, threads / 4) : threads, awake && config().spin_us != 0};
+// The thread of the network is busy while a message goes to another host. Beside computation a
+// quarter of the cores will do, unless a number was asked for.
+Threads GroupFacts::threads_of(Rank rank) const {
+  if (where_.cores.empty()) return {};
+  const size_t place = place_of(rank);
+  const Cores& cores = where_.cores[place];
+  const int all = ringcomm::threads_of(where_.cores, place, reach_.mapped ? 0 : 1);
+  const bool awake = all * Process::get().sharers() <= cores.count() && config().spin_us != 0;
+  return {all, cores.threads > 0 ? all : std::max(1, all / 4), awake};
 }
 
 std::optional<Algorithm> GroupFacts::requested_algorithm(const Shape& shape) const {

@@ -6,7 +6,7 @@
 
 #include "base/config.h"
 #include "base/log.h"
-#include "exec/team.h"
+#include "exec/thread_pool.h"
 #include "plan/rules.h"
 #include "report/diagnosis.h"
 #include "report/recorder.h"
@@ -60,8 +60,7 @@ class GroupFacts {
   }
 
   // Returns how many threads `rank`, of this host, has for a long step of an operation.
-  int threads_of(Rank rank) const;
-  Crew crew() const;  // of this rank
+  Threads threads_of(Rank rank) const;
   // Returns how long a thread that waits spins before it sleeps.
   Patience patience() const;
   // Returns the algorithm that was asked for, if the ranks' reach allows it.
@@ -87,7 +86,6 @@ class GroupFacts {
   const Reach reach_;
   const Whereabouts where_;
   const int neighbours_;  // ranks on this host, this one included
-  const std::vector<Cores> cores_;  // of these
   const Logger logger_;
   const std::shared_ptr<Transport> transport_;
   Recorder recorder_;

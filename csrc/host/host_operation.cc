@@ -20,10 +20,11 @@ HostOperation::HostOperation(GroupState& state, const Geometry& geometry)
     : state_(state),
       geometry_(geometry),
       terms_(hash_of_terms(geometry, state.reach())),
-      executor_(state.transport(), {&PerProcess<Team>::get(), state.crew()}),
+      executor_(state.transport(),
+                {&PerProcess<ThreadPool>::get(), state.threads_of(state.rank())}),
       tuner_(state.rank(),
              has_room(geometry, state.reach()) ? state.transport().choices(0) : nullptr,
-             state.reach().mapped ? state.threads_of(0) : 1),
+             state.reach().mapped ? state.threads_of(0).all : 1),
       plans_(state.rank()) {}
 
 Shape HostOperation::shape_of(const Operation& operation) const {

@@ -21,12 +21,6 @@ Transport::Transport(Rank rank, std::vector<ShmPeer> here,
   own_ = peer(rank).segment;
 }
 
-std::vector<Cores> Transport::cores() const {
-  std::vector<Cores> cores;
-  for (const ShmPeer& peer : here_) cores.push_back(peer.segment.header().cores);
-  return cores;
-}
-
 size_t Transport::stream_space(Rank to) {
   if (is_remote(to) && (remote(to) == nullptr || remote(to)->shadow().find() == nullptr)) {
     return 1;  // or more

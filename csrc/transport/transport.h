@@ -178,9 +178,6 @@ class Transport {
   // Returns the choices of a rank of this host for all ranks: kChoices words that are 0 at first.
   std::atomic<uint8_t>* choices(Rank owner) const { return peer(owner).segment.header().choices; }
 
-  // Returns what cores each rank of this host has, in the order of the ranks.
-  std::vector<Cores> cores() const;
-
   // Returns the part of `owner`'s memory that is for devices (device/area.h), whole pages. Null for
   // ranks of other hosts.
   std::byte* device_area(Rank owner) {

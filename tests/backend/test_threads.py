@@ -1,4 +1,4 @@
-"""Threads of a rank that copy and sum one message together: the same bits with any number of them."""
+"""Several threads of a rank copy and sum one message: the same bits with any number of them."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def numbers(rank: int, dtype: torch.dtype, count: int) -> torch.Tensor:
 
 
 def results(rank: Rank, group: Any, dtype: torch.dtype) -> Iterator[torch.Tensor]:
-    """What every collective gives on this rank."""
+    """Every collective, and its result on this rank."""
     size, count = rank.size, LENGTH // torch.empty((), dtype=dtype).element_size()
     given = numbers(rank.index, dtype, count * size)
     part = given[:count].clone()
@@ -98,7 +98,7 @@ def compare(rank: Rank, dtype: torch.dtype) -> None:
 
 def helpers() -> int:
     tasks = Path("/proc/self/task").iterdir()
-    return sum((task / "comm").read_text().strip() == "ringcomm-team" for task in tasks)
+    return sum((task / "comm").read_text().strip() == "ringcomm-pool" for task in tasks)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -126,7 +126,7 @@ def count_helpers(rank: Rank) -> int:
     return helpers()
 
 
-def test_a_process_has_one_team(some: Ranks) -> None:
+def test_a_process_has_one_pool(some: Ranks) -> None:
     assert some(count_helpers) == [3] * some.size
 
 

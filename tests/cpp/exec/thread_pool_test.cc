@@ -1,6 +1,6 @@
-// The team of threads for long steps: every byte once, whatever the sizes, and the cases in which
+// The pool of threads for long steps: every byte once, whatever the sizes, and the cases in which
 // it must step aside. Then which number of threads follows from the cores of a host's ranks.
-#include "exec/team.h"
+#include "exec/thread_pool.h"
 
 #include <sched.h>
 #include <sys/stat.h>
@@ -21,19 +21,20 @@ namespace {
 
 constexpr uint64_t kMost = 3 << 20;
 
-Crew crew_of(int threads, bool spins = true) { return {threads, threads, spins}; }
+Threads threads_like(int threads, bool spins = true) { return {threads, threads, spins}; }
 
 // Counts the visits of each byte. Plain memory: a sanitizer sees what run() fails to order.
 void every_byte_once() {
-  Team& team = PerProcess<Team>::get();
+  ThreadPool& pool = PerProcess<ThreadPool>::get();
   std::vector<uint8_t> visits(kMost);
   Random random(7);
   for (int turn = 0; turn < 300; ++turn) {
-    const uint64_t bytes = turn % 3 == 0 ? random.below(Team::kLeastBytes) : random.below(kMost);
+    const uint64_t bytes =
+        turn % 3 == 0 ? random.below(ThreadPool::kLeastBytes) : random.below(kMost);
     const int threads = 1 + static_cast<int>(random.below(6));
     std::fill_n(visits.begin(), bytes, uint8_t{0});
     std::atomic<bool> aligned{true};
-    team.run(crew_of(threads, turn % 2 == 0), bytes, [&](uint64_t begin, uint64_t end) {
+    pool.run(threads_like(threads, turn % 2 == 0), bytes, [&](uint64_t begin, uint64_t end) {
       if (begin % 64 != 0 || end > bytes) aligned = false;
       for (uint64_t i = begin; i < end; ++i) ++visits[i];
     });
@@ -41,14 +42,14 @@ void every_byte_once() {
                                   [](uint8_t count) { return count == 1; });
     require(once && aligned, "turn ", turn, ": ", bytes, " bytes by ", threads, " threads");
   }
-  require(team.helpers() <= 5, team.helpers(), " helpers of 6 threads");
+  require(pool.helpers() <= 5, pool.helpers(), " helpers of 6 threads");
 }
 
 // Every chunk waits until two threads are in the step at once: so helpers do take part.
 void helpers_take_part() {
-  Team& team = *new Team;  // its helpers never end
+  ThreadPool& pool = *new ThreadPool;  // its helpers never end
   std::atomic<int> present{0};
-  team.run(crew_of(3), kMost, [&](uint64_t, uint64_t) {
+  pool.run(threads_like(3), kMost, [&](uint64_t, uint64_t) {
     present.fetch_add(1);
     while (present.load() < 2) std::this_thread::yield();
   });
@@ -56,10 +57,10 @@ void helpers_take_part() {
 }
 
 void nested_steps_run_alone() {
-  Team& team = *new Team;  // its helpers never end
+  ThreadPool& pool = *new ThreadPool;  // its helpers never end
   std::atomic<uint64_t> inner{0}, parts{0};
-  team.run(crew_of(3), kMost, [&](uint64_t begin, uint64_t end) {
-    team.run(crew_of(3), end - begin + kMost, [&](uint64_t first, uint64_t last) {
+  pool.run(threads_like(3), kMost, [&](uint64_t begin, uint64_t end) {
+    pool.run(threads_like(3), end - begin + kMost, [&](uint64_t first, uint64_t last) {
       inner += last - first;
       if (first != 0) parts += 1;
     });
@@ -69,13 +70,13 @@ void nested_steps_run_alone() {
   require(parts == 0, "a step inside another one was divided");
 }
 
-// Whoever finds the team taken works alone, so all are right, and none waits.
+// A thread that finds the pool taken works alone, so all are right, and none waits.
 void several_threads_at_once() {
-  Team& team = *new Team;  // its helpers never end
+  ThreadPool& pool = *new ThreadPool;  // its helpers never end
   run_threads(3, [&](Rank rank) {
     std::vector<uint32_t> numbers(kMost / 4);
     for (uint32_t turn = 0; turn < 40; ++turn) {
-      team.run(crew_of(2 + rank), kMost, [&](uint64_t begin, uint64_t end) {
+      pool.run(threads_like(2 + rank), kMost, [&](uint64_t begin, uint64_t end) {
         for (uint64_t i = begin / 4; i < end / 4; ++i) numbers[i] += turn;
       });
     }
@@ -85,11 +86,11 @@ void several_threads_at_once() {
 }
 
 void what_a_part_throws_arrives() {
-  Team& team = *new Team;  // its helpers never end
+  ThreadPool& pool = *new ThreadPool;  // its helpers never end
   for (int turn = 0; turn < 50; ++turn) {
     std::string caught;
     try {
-      team.run(crew_of(1 + turn % 4), kMost, [](uint64_t begin, uint64_t end) {
+      pool.run(threads_like(1 + turn % 4), kMost, [](uint64_t begin, uint64_t end) {
         if (begin <= kMost / 2 && kMost / 2 < end) throw UsageError("the middle");
       });
     } catch (const UsageError& error) {
@@ -97,37 +98,37 @@ void what_a_part_throws_arrives() {
     }
     require(caught == "the middle", "turn ", turn, ": caught '", caught, "'");
     uint64_t moved = 0;
-    team.run(crew_of(1), kMost, [&](uint64_t begin, uint64_t end) { moved += end - begin; });
-    require(moved == kMost, "the team is still taken");
+    pool.run(threads_like(1), kMost, [&](uint64_t begin, uint64_t end) { moved += end - begin; });
+    require(moved == kMost, "the pool is still taken");
   }
 }
 
 void a_thread_beside_computation_takes_fewer() {
-  Team& team = *new Team;  // its helpers never end
+  ThreadPool& pool = *new ThreadPool;  // its helpers never end
   std::thread([&] {
-    Team::stay_beside();
-    team.run({4, 1, true}, kMost, [](uint64_t, uint64_t) {});
-    require(team.helpers() == 0, "it took helpers");
-    team.run({4, 2, true}, kMost, [](uint64_t, uint64_t) {});
-    require(team.helpers() == 1, "it took ", team.helpers(), " helpers");
+    ThreadPool::stay_beside();
+    pool.run({4, 1, true}, kMost, [](uint64_t, uint64_t) {});
+    require(pool.helpers() == 0, "it took helpers");
+    pool.run({4, 2, true}, kMost, [](uint64_t, uint64_t) {});
+    require(pool.helpers() == 1, "it took ", pool.helpers(), " helpers");
   }).join();
-  team.run({4, 1, true}, kMost, [](uint64_t, uint64_t) {});
-  require(team.helpers() == 3, "this thread has ", team.helpers(), " helpers");
+  pool.run({4, 1, true}, kMost, [](uint64_t, uint64_t) {});
+  require(pool.helpers() == 3, "this thread has ", pool.helpers(), " helpers");
 }
 
 // A forked child has no helpers, and makes some; the parent keeps its own.
-void a_child_makes_a_team_of_its_own() {
+void a_child_makes_a_pool_of_its_own() {
   const auto moves = [] {
     std::atomic<uint64_t> moved{0};
-    PerProcess<Team>::get().run(crew_of(3), kMost,
-                                [&](uint64_t begin, uint64_t end) { moved += end - begin; });
+    PerProcess<ThreadPool>::get().run(threads_like(3), kMost,
+                                      [&](uint64_t begin, uint64_t end) { moved += end - begin; });
     return moved == kMost;
   };
   require(moves(), "the parent, before");
   const pid_t child = ::fork();
   if (child == 0) {
-    const bool fresh = PerProcess<Team>::get().helpers() == 0;
-    ::_exit(fresh && moves() && moves() && PerProcess<Team>::get().helpers() == 2 ? 0 : 1);
+    const bool fresh = PerProcess<ThreadPool>::get().helpers() == 0;
+    ::_exit(fresh && moves() && moves() && PerProcess<ThreadPool>::get().helpers() == 2 ? 0 : 1);
   }
   require(moves(), "the parent, meanwhile");
   int status = -1;
@@ -143,10 +144,10 @@ void helpers_inherit_affinity_and_no_signals() {
     if (CPU_ISSET(cpu, &before)) CPU_SET(cpu, &one);
   }
   ::sched_setaffinity(0, sizeof one, &one);
-  Team& team = *new Team;  // its helpers never end
+  ThreadPool& pool = *new ThreadPool;  // its helpers never end
   const auto caller = std::this_thread::get_id();
   std::atomic<bool> helped{false}, wide{false}, hears{false};
-  team.run(crew_of(2, false), kMost, [&](uint64_t, uint64_t) {
+  pool.run(threads_like(2, false), kMost, [&](uint64_t, uint64_t) {
     if (std::this_thread::get_id() == caller) {
       while (!helped) std::this_thread::yield();
       return;
@@ -203,7 +204,7 @@ void requests_quotas_and_earlier_groups_count() {
 
 void quotas_are_read_in_both_versions() {
   const std::filesystem::path root =
-      std::filesystem::temp_directory_path() / str("ringcomm-team-test-", ::getpid());
+      std::filesystem::temp_directory_path() / str("ringcomm-threads-test-", ::getpid());
   const Finally clean{[&] { std::filesystem::remove_all(root); }};
   const auto write = [&](const char* folder, const char* file, const char* text) {
     std::filesystem::create_directories(root / folder);
@@ -236,7 +237,7 @@ int main(int argc, char** argv) {
           {"several threads at once", several_threads_at_once},
           {"what a part throws arrives", what_a_part_throws_arrives},
           {"a thread beside computation takes fewer", a_thread_beside_computation_takes_fewer},
-          {"a child makes a team of its own", a_child_makes_a_team_of_its_own},
+          {"a child makes a pool of its own", a_child_makes_a_pool_of_its_own},
           {"helpers inherit affinity and no signals", helpers_inherit_affinity_and_no_signals},
           {"ranks share the cores that they have in common",
            ranks_share_the_cores_that_they_have_in_common},

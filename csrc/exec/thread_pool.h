@@ -3,7 +3,7 @@
 // elsewhere holds up one chunk only. Each chunk is computed as it would be alone: the bits of a
 // result depend on no number of threads.
 //
-// One driving thread has the team at a time. Another one works alone meanwhile.
+// One driving thread has the pool at a time. Another one works alone meanwhile.
 #pragma once
 
 #include <atomic>
@@ -19,14 +19,14 @@
 namespace ringcomm {
 
 // How many threads work on a step, the driving one included.
-struct Crew {
-  int threads = 1;      // of a thread that has nothing else to do
-  int beside = 1;       // of one that works beside the program's computation
-  bool spins = false;   // there are cores for all: helpers wait for the next step awake
-  int now() const;      // on this thread
+struct Threads {
+  int all = 1;         // where the driving one has nothing else to do
+  int beside = 1;      // where it works beside the program's computation
+  bool spins = false;  // there are cores for all: helpers wait for the next step awake
+  int now() const;     // on this thread
 };
 
-class Team {
+class ThreadPool {
  public:
   // Shorter steps are faster alone.
   static constexpr uint64_t kLeastBytes = 128 << 10;
@@ -35,10 +35,12 @@ class Team {
   // helpers, which share cores with it. What they wrote is seen when it returns. Throws what one of
   // them threw.
   template <typename Work>
-  void run(const Crew& crew, uint64_t bytes, const Work& work) {
-    run(crew, bytes, Call{[](const void* it, uint64_t begin, uint64_t end) {
-          (*static_cast<const Work*>(it))(begin, end);
-        }, &work});
+  void run(const Threads& threads, uint64_t bytes, const Work& work) {
+    run(threads, bytes,
+        Call{[](const void* it, uint64_t begin, uint64_t end) {
+               (*static_cast<const Work*>(it))(begin, end);
+             },
+             &work});
   }
 
   // Says that this thread works beside the program's computation, from now on.
@@ -46,7 +48,7 @@ class Team {
   static bool is_beside() { return beside(); }
   int helpers() const { return hired_.load(std::memory_order_relaxed); }  // there are
 
-  // Do nothing: a child has none of these threads, and makes a team of its own.
+  // Do nothing: a child has none of these threads, and makes a pool of its own.
   void before_fork() {}
   void after_fork() {}
   void forked() {}
@@ -58,14 +60,14 @@ class Team {
   };
   // A word for each helper: those that are not needed sleep on.
   struct alignas(64) Helper {
-    std::atomic<uint32_t> called{0};  // the round; partner: Team::await_call()
+    std::atomic<uint32_t> called{0};  // the round; partner: ThreadPool::await_call()
   };
 
   static bool& beside() {
     static thread_local bool it = false;
     return it;
   }
-  void run(const Crew& crew, uint64_t bytes, const Call& call);
+  void run(const Threads& threads, uint64_t bytes, const Call& call);
   int hire(int count);
   void open(const Call& call, uint64_t bytes, int threads);
   void work();
@@ -73,18 +75,18 @@ class Team {
   void help(Helper& self, uint32_t seen);
   void await_call(Helper& self, uint32_t seen, Patience& patience);
 
-  std::atomic<bool> taken_{false};  // a thread has the team; partner: run() of another
-  std::vector<std::unique_ptr<Helper>> team_;  // the thread that has it alone adds to it
+  std::atomic<bool> taken_{false};  // a thread has the pool; partner: run() of another
+  std::vector<std::unique_ptr<Helper>> helpers_;  // the thread that has it adds to it
   std::atomic<int> hired_{0};
   int most_ = INT_MAX;  // no more threads can be made
   Patience patience_{kPolicy};
 
   // The step. A helper may read it late, when the next one is being written. Then its claim fails,
-  // because the cursor has gone on before: whoever reads new words has seen that, too.
+  // because the cursor has gone on before: a thread that reads new words has seen that, too.
   std::atomic<void (*)(const void*, uint64_t, uint64_t)> function_{nullptr};  // partner: work()
-  std::atomic<const void*> context_{nullptr};                                // partner: work()
-  std::atomic<uint64_t> bytes_{0}, grain_{64};                               // partner: work()
-  std::atomic<uint32_t> chunks_{0};                                          // partner: work()
+  std::atomic<const void*> context_{nullptr};                                 // partner: work()
+  std::atomic<uint64_t> bytes_{0}, grain_{64};                                // partner: work()
+  std::atomic<uint32_t> chunks_{0};                                           // partner: work()
   std::atomic<bool> spins_{false};
   uint32_t round_ = 0;
   alignas(64) std::atomic<uint64_t> cursor_{0};  // round, next chunk; partner: work()
@@ -96,6 +98,6 @@ class Team {
   static constexpr SpinPolicy kPolicy{std::chrono::microseconds(50), 0, 64, false};
 };
 
-inline int Crew::now() const { return Team::is_beside() ? beside : threads; }
+inline int Threads::now() const { return ThreadPool::is_beside() ? beside : all; }
 
 }  // namespace ringcomm

@@ -1,4 +1,4 @@
-#include "exec/team.h"
+#include "exec/thread_pool.h"
 
 #include <pthread.h>
 #include <signal.h>
@@ -14,7 +14,7 @@ namespace ringcomm {
 namespace {
 
 constexpr uint64_t kLeastChunk = 16 << 10, kMostChunk = 128 << 10;
-constexpr uint64_t kChunksEach = 4;      // or else the slowest thread decides
+constexpr uint64_t kChunksEach = 4;       // or else the slowest thread decides
 constexpr uint32_t kClosed = UINT32_MAX;  // in the place of the next chunk: there is none
 
 constexpr uint64_t cursor_at(uint32_t round, uint32_t chunk) {
@@ -23,19 +23,19 @@ constexpr uint64_t cursor_at(uint32_t round, uint32_t chunk) {
 
 }  // namespace
 
-void Team::run(const Crew& crew, uint64_t bytes, const Call& call) {
-  const int threads = crew.now();
-  const bool alone = threads <= 1 || bytes < kLeastBytes;
+void ThreadPool::run(const Threads& threads, uint64_t bytes, const Call& call) {
+  const int wanted = threads.now();
+  const bool alone = wanted <= 1 || bytes < kLeastBytes;
   if (alone || taken_.load(std::memory_order_relaxed) ||
       taken_.exchange(true, std::memory_order_acquire)) {
     return call.function(call.context, 0, bytes);
   }
   const Finally free{[&] { taken_.store(false, std::memory_order_release); }};
-  const int helpers = hire(threads - 1);
-  spins_.store(crew.spins, std::memory_order_relaxed);
+  const int helpers = hire(wanted - 1);
+  spins_.store(threads.spins, std::memory_order_relaxed);
   open(call, bytes, helpers + 1);
   for (int i = 0; i < helpers; ++i) {
-    std::atomic<uint32_t>& called = team_[static_cast<size_t>(i)]->called;
+    std::atomic<uint32_t>& called = helpers_[static_cast<size_t>(i)]->called;
     called.store(round_, std::memory_order_seq_cst);
     called.notify_one();
   }
@@ -46,28 +46,28 @@ void Team::run(const Crew& crew, uint64_t bytes, const Call& call) {
 }
 
 // Makes helpers until there are so many. Returns how many of them there are.
-int Team::hire(int count) {
-  if (std::ssize(team_) >= count) return count;
+int ThreadPool::hire(int count) {
+  if (std::ssize(helpers_) >= count) return count;
   sigset_t all, before;
   ::sigfillset(&all);  // the program's handlers run on threads that it knows
   ::pthread_sigmask(SIG_SETMASK, &all, &before);
   const Finally restore{[&] { ::pthread_sigmask(SIG_SETMASK, &before, nullptr); }};
-  while (std::ssize(team_) < std::min(count, most_)) {
+  while (std::ssize(helpers_) < std::min(count, most_)) {
     auto helper = std::make_unique<Helper>();
     helper->called = round_;
     try {
-      std::thread(&Team::help, this, std::ref(*helper), round_).detach();
+      std::thread(&ThreadPool::help, this, std::ref(*helper), round_).detach();
     } catch (const std::system_error&) {  // so many will do
-      most_ = static_cast<int>(team_.size());
+      most_ = static_cast<int>(helpers_.size());
       break;
     }
-    team_.push_back(std::move(helper));
+    helpers_.push_back(std::move(helper));
     hired_.fetch_add(1, std::memory_order_relaxed);
   }
-  return std::min(count, static_cast<int>(team_.size()));
+  return std::min(count, static_cast<int>(helpers_.size()));
 }
 
-void Team::open(const Call& call, uint64_t bytes, int threads) {
+void ThreadPool::open(const Call& call, uint64_t bytes, int threads) {
   const uint64_t wanted = bytes / (kChunksEach * static_cast<uint64_t>(threads));
   uint64_t grain = std::clamp(wanted, kLeastChunk, kMostChunk);
   grain = std::max(grain, bytes / (1u << 30)) / 64 * 64 + 64;
@@ -83,7 +83,7 @@ void Team::open(const Call& call, uint64_t bytes, int threads) {
 }
 
 // Claims chunks of the step until none is left.
-void Team::work() {
+void ThreadPool::work() {
   uint64_t at = cursor_.load(std::memory_order_acquire);
   while (true) {
     const auto chunk = static_cast<uint32_t>(at);
@@ -109,7 +109,7 @@ void Team::work() {
 }
 
 // Waits for chunks that helpers have claimed.
-void Team::await_others() {
+void ThreadPool::await_others() {
   const bool spins = spins_.load(std::memory_order_relaxed);
   while (const uint32_t left = left_.load(std::memory_order_acquire)) {
     if (!spins || !patience_.again()) left_.wait(left, std::memory_order_acquire);
@@ -117,7 +117,7 @@ void Team::await_others() {
   patience_.reset();
 }
 
-void Team::await_call(Helper& self, uint32_t seen, Patience& patience) {
+void ThreadPool::await_call(Helper& self, uint32_t seen, Patience& patience) {
   while (self.called.load(std::memory_order_acquire) == seen) {
     if (spins_.load(std::memory_order_relaxed) && patience.again()) continue;
     self.called.wait(seen, std::memory_order_acquire);
@@ -125,8 +125,8 @@ void Team::await_call(Helper& self, uint32_t seen, Patience& patience) {
   patience.reset();
 }
 
-void Team::help(Helper& self, uint32_t seen) {
-  ::pthread_setname_np(::pthread_self(), "ringcomm-team");
+void ThreadPool::help(Helper& self, uint32_t seen) {
+  ::pthread_setname_np(::pthread_self(), "ringcomm-pool");
   Patience patience(kPolicy);
   while (true) {
     await_call(self, seen, patience);
