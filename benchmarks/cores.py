@@ -97,8 +97,7 @@ def confine(rank: Rank, folders: list[Path], file: str) -> int:
     cores = sorted(os.sched_getaffinity(0))
     for number, (thread, folder) in enumerate(zip(threads, folders, strict=False)):
         (folder / file).write_text(str(thread))
-        place = rank.index * len(folders) + number
-        os.sched_setaffinity(thread, {cores[place % len(cores)]})
+        os.sched_setaffinity(thread, {cores[(rank.index + number) % len(cores)]})
     return len(threads)
 
 

@@ -35,6 +35,8 @@ def make_groups(rank: Rank) -> None:
     for threads in THREADS:
         options = Options(threads=threads)
         rank.kept[str(threads)] = dist.new_group(backend="ringcomm", pg_options=options)
+    options = Options(threads=1 + 3 * (rank.index % 2))  # rank 0 decides on segments for all
+    rank.kept["mixed"] = dist.new_group(backend="ringcomm", pg_options=options)
 
 
 def numbers(rank: int, dtype: torch.dtype, count: int) -> torch.Tensor:
@@ -89,7 +91,7 @@ def reductions(
 
 def compare(rank: Rank, dtype: torch.dtype) -> None:
     alone = list(results(rank, rank.kept["1"], dtype))
-    for threads in THREADS[1:]:
+    for threads in (*THREADS[1:], "mixed"):
         together = results(rank, rank.kept[str(threads)], dtype)
         for number, (got, expected) in enumerate(zip(together, alone, strict=True)):
             same = torch.equal(got.view(torch.uint8), expected.view(torch.uint8))
