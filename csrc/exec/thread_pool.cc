@@ -1,6 +1,7 @@
 #include "exec/thread_pool.h"
 
 #include <pthread.h>
+#include <sched.h>
 #include <signal.h>
 
 #include <algorithm>
@@ -78,13 +79,16 @@ void ThreadPool::open(const Call& call, uint64_t bytes, int threads) {
   bytes_.store(bytes, std::memory_order_release);
   grain_.store(grain, std::memory_order_release);
   chunks_.store(chunks, std::memory_order_release);
+  share_.store(chunks / static_cast<uint32_t>(threads), std::memory_order_relaxed);
   left_.store(chunks, std::memory_order_relaxed);
   cursor_.store(cursor_at(round_, 0), std::memory_order_release);  // partner: work()
 }
 
-// Claims chunks of the step until none is left.
+// Claims chunks of the step until none is left. A thread that has done its share lets others go
+// first: one of them may be waiting for this very core.
 void ThreadPool::work() {
   uint64_t at = cursor_.load(std::memory_order_acquire);
+  uint32_t done = 0;
   while (true) {
     const auto chunk = static_cast<uint32_t>(at);
     if (chunk >= chunks_.load(std::memory_order_acquire)) return;
@@ -104,6 +108,7 @@ void ThreadPool::work() {
     }
     // Partner: await_others(). What this thread has written comes before.
     if (left_.fetch_sub(1, std::memory_order_acq_rel) == 1) left_.notify_one();
+    if (++done >= share_.load(std::memory_order_relaxed)) ::sched_yield();
     at = cursor_.load(std::memory_order_acquire);
   }
 }

@@ -86,7 +86,8 @@ class ThreadPool {
   std::atomic<void (*)(const void*, uint64_t, uint64_t)> function_{nullptr};  // partner: work()
   std::atomic<const void*> context_{nullptr};                                 // partner: work()
   std::atomic<uint64_t> bytes_{0}, grain_{64};                                // partner: work()
-  std::atomic<uint32_t> chunks_{0};                                           // partner: work()
+  std::atomic<uint32_t> share_{0};   // of the chunks, for each thread
+  std::atomic<uint32_t> chunks_{0};  // partner: work()
   std::atomic<bool> spins_{false};
   uint32_t round_ = 0;
   alignas(64) std::atomic<uint64_t> cursor_{0};  // round, next chunk; partner: work()
