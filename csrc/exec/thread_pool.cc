@@ -108,7 +108,10 @@ void ThreadPool::work() {
     }
     // Partner: await_others(). What this thread has written comes before.
     if (left_.fetch_sub(1, std::memory_order_acq_rel) == 1) left_.notify_one();
-    if (++done >= share_.load(std::memory_order_relaxed)) ::sched_yield();
+    at = cursor_.load(std::memory_order_acquire);
+    if (++done < share_.load(std::memory_order_relaxed)) continue;
+    if (static_cast<uint32_t>(at) >= chunks_.load(std::memory_order_acquire)) return;
+    ::sched_yield();
     at = cursor_.load(std::memory_order_acquire);
   }
 }
