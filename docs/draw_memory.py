@@ -18,9 +18,9 @@ COLORS = {
     "unused": ("#f3f3f3", "unused: its own part, or the rest of a page"),
 }
 HALF = [
-    ("window: 4 x 512 KiB", 2048 * KIB, "owner"),
+    ("window: 4 x 2 MiB", 8192 * KIB, "owner"),
     ("", 256 * KIB, "unused"),
-    ("inbox", 256 * KIB, "peer"),
+    ("", 256 * KIB, "peer"),
 ]
 Strip = list[tuple[str, int, str]]
 # Name, bytes, who writes there: csrc/transport/segment.h, csrc/plan/shape.h.
@@ -28,7 +28,7 @@ SEGMENT: Strip = [
     ("", 8 * KIB, "owner"),
     ("", 4 * KIB, "peer"),
     ("", 1024 * KIB + 256, "unused"),  # the rank's own, as its own inbox is
-    ("mailbox: 1 MiB", 1028 * KIB - 256, "peer"),
+    ("", 1028 * KIB - 256, "peer"),
     ("", 160 * KIB, "both"),
     *HALF,
     *HALF,
@@ -40,7 +40,8 @@ FIRST_PAGES: Strip = [
     ("", 16, "unused"),
     ("failure text", 1152, "owner"),
     ("", 128, "peer"),  # aborted_by
-    ("", 8 * KIB - 5376, "unused"),
+    ("", 256, "owner"),  # cores
+    ("", 8 * KIB - 5632, "unused"),
     ("lines: 8", 1024, "peer"),
     ("", 3072, "unused"),
 ]
@@ -53,10 +54,11 @@ ONE_LINE: Strip = [
 LEFT, WIDTH, HEIGHT = 20, 900, 44
 NOTES = {  # strip: (position in bytes, text) below it
     0: [
-        (0, "header and lines: 12 KiB"),
-        (2066 * KIB, "area for devices: 160 KiB"),
-        (3732 * KIB, "half 0: operations of even number"),
-        (5932 * KIB, "half 1: operations of odd number"),
+        (0, "header"),
+        (1100 * KIB, "mailbox: 1 MiB; then for devices: 160 KiB"),
+        (6300 * KIB, "half 0: operations of even number"),
+        (10700 * KIB, "inbox"),
+        (13000 * KIB, "half 1: operations of odd number"),
     ],
     1: [(0, "progress; board of the last two operations"), (5248, "first peer that failed")],
     2: [(0, "the first cache line, 64 bytes"), (64, "the second")],

@@ -31,6 +31,7 @@ class Config:
     secret: str
     shared_buffers: int | None
     spin_us: int | None
+    threads: int
     tls: str
     tls_ca: str
     tls_cert: str

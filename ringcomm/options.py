@@ -182,6 +182,19 @@ class Attributes:
         GROUP, kind=int, default=None, fits="fits the host", unit="microseconds", most=1_000_000
     )
     """How many microseconds a waiting call keeps its core busy before it sleeps."""
+    threads: Setting[int | str] = Setting(
+        GROUP,
+        kind=int,
+        default="auto",
+        unit="threads",
+        least=1,
+        most=64,
+        choices=("auto",),
+        numbered=True,
+    )
+    """How many threads of a rank copy and sum a long message. `auto` takes its share of the cores,
+    up to 8, and a quarter of that beside your computation. It follows affinity and cgroup quota.
+    """
     cuda_mode: Setting[str] = Setting(
         GROUP,
         default="auto",

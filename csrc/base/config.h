@@ -14,6 +14,7 @@ struct GroupConfig {
   std::optional<std::string>
       algorithm;                   // for collectives that have it; all ranks hear of an unknown
   std::optional<int64_t> spin_us;  // a waiting call spins so long; unset: as long as it pays
+  int threads = 0;                 // that copy and reduce a message together; 0: as many as fit
   std::string cuda_mode = "auto";  // or "ipc", "host": see stream/device_engine.h
   std::optional<uint64_t> cuda_memory;  // bytes a rank gives the group; unset: as many as fit
   // Bytes of tensors, at most, that a process keeps where others can read them; unset: no limit.

@@ -58,6 +58,9 @@ RendezvousOptions how_to_meet(const CommunicatorOptions& options, const Geometry
     return {{here, across.window_room(), across.inbox_bytes, mailbox_bytes(most), devices},
             {1, 0, across.inbox_bytes, mailbox_bytes(1) << (2 * distance)}};
   };
+  rendezvous.cores = own_cores();
+  rendezvous.cores.sharers = static_cast<uint32_t>(Process::get().sharers());
+  rendezvous.cores.threads = static_cast<uint32_t>(options.config.threads);
   rendezvous.tcp = config.transport == "tcp";
   rendezvous.host = config.host;
   if (options.rank == 0) rendezvous.costs_text = groups.costs_text();
@@ -94,6 +97,7 @@ std::shared_ptr<Communicator> Communicator::create(Store& store,
   if (world && options.may_be_late) limit = std::max(limit, world->state().timeout());
   const auto memory =
       std::make_shared<MappedGroup>(meet(store, rendezvous, process.neighbours(), Deadline(limit)));
+  for (const ShmPeer& peer : memory->peers) memory->cores.push_back(peer.segment.header().cores);
   const std::shared_ptr<Transport> transport = std::make_unique<Transport>(
       options.rank, std::move(memory->peers), std::move(memory->remote_ranks));
   try {

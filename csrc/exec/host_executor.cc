@@ -6,10 +6,12 @@ namespace ringcomm {
 
 constexpr uint64_t kTurnBytes = 1 << 20;     // then other groups get their turn
 constexpr uint64_t kBlockBytes = 4 << 10;    // of a sum that goes past the caches
+constexpr size_t kMostShared = 128;          // operands of a step that a pool takes
 constexpr uint64_t kScaledBytes = 16 << 10;  // of an operand at a time: it stays in the cache
 
-HostExecutor::HostExecutor(Transport& transport, uint64_t lent_bytes)
+HostExecutor::HostExecutor(Transport& transport, const Help& help, uint64_t lent_bytes)
     : transport_(transport),
+      help_(help),
       lent_bytes_(lent_bytes),
       taken_(static_cast<size_t>(transport.size() * kLanes), 0) {
   for (Rank rank = 0; rank < transport.size(); ++rank) {
@@ -85,6 +87,14 @@ Span HostExecutor::locate(const Ref& ref, uint64_t done) const {
   return {};
 }
 
+// Copies with the pool if that is worth it.
+void HostExecutor::copy_local(std::byte* dst, const std::byte* src, uint64_t bytes, bool streams) {
+  if (!is_shared(bytes)) return copy_bytes(dst, src, bytes, streams);
+  help_.pool->run(help_.threads, bytes, [=](uint64_t begin, uint64_t end) {
+    copy_bytes(dst + begin, src + begin, end - begin, streams);
+  });
+}
+
 void HostExecutor::copy(const Step& step, uint64_t total) {
   const Ref* operand = refs(step);
   const bool streams = manner_.streams && operand[0].space == Space::kOutput;
@@ -104,10 +114,10 @@ void HostExecutor::copy(const Step& step, uint64_t total) {
       // not.
       const bool lent = bytes >= lent_bytes_ && operand[0].space == Space::kInbox &&
                         operand[1].space <= Space::kOutput;
-      if (!lent) std::memcpy(dst.data, src.data, bytes);
+      if (!lent) copy_local(dst.data, src.data, bytes, false);
       transport_.put(operand[0].rank, dst.data, bytes, lent ? src.data : nullptr);
     } else {
-      copy_bytes(dst.data, src.data, bytes, streams);
+      copy_local(dst.data, src.data, bytes, streams);
     }
   }
 }
@@ -129,16 +139,45 @@ uint64_t HostExecutor::scale_operands(std::span<const Ref> refs, std::byte** at,
 }
 
 // Past the caches, a sum must not be where one of its sources is: that line is in a cache already.
-bool HostExecutor::sums_stream(const Step& step, const std::byte* sum) const {
+bool HostExecutor::sums_stream(const Step& step) const {
   if (!manner_.streams || step.dst_count > 1 || refs(step)[0].space != Space::kOutput) return false;
-  return std::find(operands_.begin() + 1, operands_.end(), sum) == operands_.end();
+  return std::find(operands_.begin() + 1, operands_.end(), operands_[0]) == operands_.end();
+}
+
+void HostExecutor::reduce_all(const Step& step, std::span<std::byte* const> all,
+                              uint64_t bytes) const {
+  const auto sources = all.subspan(step.dst_count);
+  ringcomm::reduce(reduction_, step.final, all.first(step.dst_count),
+                   {const_cast<const std::byte* const*>(sources.data()), sources.size()},
+                   bytes / size_of(reduction_.dtype));
+}
+
+// Reduces so many bytes of the operands, with the pool if that is worth it.
+void HostExecutor::reduce_local(const Step& step, uint64_t bytes) {
+  const bool streams = sums_stream(step);
+  if (operands_.size() > kMostShared || (!streams && !is_shared(bytes))) {
+    return reduce_all(step, operands_, bytes);
+  }
+  const auto part = [&](uint64_t begin, uint64_t end) {
+    std::array<std::byte*, kMostShared> at;
+    alignas(64) std::array<std::byte, kBlockBytes> block;
+    const uint64_t most = streams ? kBlockBytes : end - begin;
+    for (uint64_t length = 0; begin < end; begin += length) {
+      length = std::min(most, end - begin);
+      std::ranges::transform(operands_, at.begin(), [=](std::byte* all) { return all + begin; });
+      std::byte* const sum = at[0];
+      if (streams) at[0] = block.data();
+      reduce_all(step, {at.data(), operands_.size()}, length);
+      if (streams) stream_copy(sum, block.data(), length);
+    }
+  };
+  is_shared(bytes) ? help_.pool->run(help_.threads, bytes, part) : part(0, bytes);
 }
 
 void HostExecutor::reduce(const Step& step, uint64_t total) {
   const size_t operands = static_cast<size_t>(step.dst_count) + step.src_count;
   operands_.resize(operands);
   std::byte** const at = operands_.data();
-  const uint64_t element = size_of(reduction_.dtype);
   for (uint64_t done = 0; done < total;) {
     uint64_t bytes = total - done;
     for (size_t i = 0; i < operands; ++i) {
@@ -149,19 +188,7 @@ void HostExecutor::reduce(const Step& step, uint64_t total) {
     if (reduction_.op == ReduceOp::kPremulSum) {
       bytes = scale_operands({refs(step), operands}, at, bytes);
     }
-    alignas(64) std::array<std::byte, kBlockBytes> block;
-    std::byte* const sum = at[0];
-    const bool streams = sums_stream(step, sum);
-    if (streams) {
-      bytes = std::min(bytes, kBlockBytes);
-      at[0] = block.data();
-    }
-    const std::span<std::byte* const> all(operands_);
-    const auto sources = all.subspan(step.dst_count);
-    ringcomm::reduce(reduction_, step.final, all.first(step.dst_count),
-                     {const_cast<const std::byte* const*>(sources.data()), sources.size()},
-                     bytes / element);
-    if (streams) stream_copy(sum, block.data(), bytes);
+    reduce_local(step, bytes);
     for (size_t i = 0; i < step.dst_count; ++i) {
       if (is_remote(refs(step)[i])) transport_.put(refs(step)[i].rank, at[i], bytes, nullptr);
     }

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "exec/stopwatch.h"
+#include "exec/thread_pool.h"
 #include "exec/tuner.h"
 #include "plan/cursor.h"
 #include "plan/shape.h"
@@ -36,9 +37,16 @@ struct Theirs {
 // only if the operation ends first.
 inline constexpr uint64_t kLentBytes = 4096;
 
+// The pool that helps with long steps, and how much of it may.
+struct Help {
+  ThreadPool* pool = nullptr;
+  Threads threads;
+};
+
 class HostExecutor {
  public:
-  explicit HostExecutor(Transport& transport, uint64_t lent_bytes = kLentBytes);
+  explicit HostExecutor(Transport& transport, const Help& help = {},
+                        uint64_t lent_bytes = kLentBytes);
 
   enum class Status { kDone, kBlocked, kMismatch };
 
@@ -68,6 +76,11 @@ class HostExecutor {
   Rank peer() const { return peer_; }
 
  private:
+  bool is_shared(uint64_t bytes) const {
+    return bytes >= ThreadPool::kLeastBytes && help_.threads.all > 1;
+  }
+  void copy_local(std::byte* dst, const std::byte* src, uint64_t bytes, bool streams);
+  void reduce_local(const Step& step, uint64_t bytes);
   void copy(const Step& step, uint64_t total);
   void reduce(const Step& step, uint64_t total);
   Span locate(const Ref& ref, uint64_t done) const;
@@ -79,13 +92,15 @@ class HostExecutor {
   bool scaled(const Ref& ref) const {
     return reduction_.op == ReduceOp::kPremulSum && ref.space == Space::kInput;
   }
-  bool sums_stream(const Step& step, const std::byte* sum) const;
+  bool sums_stream(const Step& step) const;
+  void reduce_all(const Step& step, std::span<std::byte* const> all, uint64_t bytes) const;
   uint64_t scale_operands(std::span<const Ref> refs, std::byte** at, uint64_t bytes);
   const Ref* refs(const Step& step) const { return plan_->refs.data() + step.first_ref; }
   uint64_t& taken(Rank peer, int lane) { return taken_[static_cast<size_t>(peer * kLanes + lane)]; }
   bool is_remote(const Ref& ref) const { return ref.rank >= 0 && transport_.is_remote(ref.rank); }
 
   Transport& transport_;
+  const Help help_;
   const uint64_t lent_bytes_;
   std::vector<uint64_t> taken_;         // signals consumed, per (peer, lane), over the group's life
   std::vector<std::byte*> windows_[2];  // by rank; null: on another host

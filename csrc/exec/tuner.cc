@@ -25,7 +25,8 @@ uint64_t bytes_of(const Shape& shape) {
 
 }  // namespace
 
-Manner Tuner::of_readable(const Shape& shape) {
+Manner Tuner::of_readable(Shape& shape) const {
+  shape.geometry.segment_bytes = kSegments[kUsualSegment] << shift_;
   return {!reduces(shape.collective) || bytes_of(shape) >= kUsuallyStreamed};
 }
 
@@ -53,7 +54,7 @@ Manner Tuner::next(Shape& shape, Algorithm algorithm) {
   entry->way = entry->contest.next([&] { return decide(*entry, index_); });
   current_ = entry.get();
   if (segments > 1) {
-    shape.geometry.segment_bytes = kSegments[static_cast<size_t>(entry->way / kinds)];
+    shape.geometry.segment_bytes = kSegments[static_cast<size_t>(entry->way / kinds)] << shift_;
   }
   return {entry->way % kinds == 1, entry->contest.tries_now()};
 }

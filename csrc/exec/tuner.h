@@ -25,16 +25,23 @@ class Tuner {
   static constexpr uint64_t kLeastBytes = 256 << 10;
   static constexpr uint64_t kLeastStreamed = 1 << 20, kUsuallyStreamed = 16 << 20;
   static constexpr std::array<uint64_t, 4> kSegments = {64 << 10, 128 << 10, 256 << 10, 512 << 10};
+  static constexpr uint64_t kLargest = kSegments.back() << 2;
   static constexpr size_t kWords = kCollectives * kSizes;
 
-  // `words`: rank 0's kWords, which all read; null: segments stay as they are.
-  Tuner(Rank rank, std::atomic<uint8_t>* words) : rank_(rank), words_(words) {}
+  // `words`: rank 0's kWords, which all read; null: segments stay as they are. `threads`: rank 0's
+  // for an operation; they need longer segments, because they meet after each of their steps.
+  Tuner(Rank rank, std::atomic<uint8_t>* words, int threads = 1)
+      : rank_(rank),
+        words_(words),
+        shift_(threads > 3   ? 2
+               : threads > 1 ? 1
+                             : 0) {}
 
   // Chooses for the next operation, the same one on every rank. Sets the segment in its shape.
   Manner next(Shape& shape, Algorithm algorithm);
   // Returns the manner for a readable shape, which has no contest: past the caches all_gather of 4
   // MiB took 0.85 times as long, and all_reduce of 4 MiB twice, of 25 MiB 0.6 to 0.9 times.
-  static Manner of_readable(const Shape& shape);
+  Manner of_readable(Shape& shape) const;
   // Notes how long it took, if it was timed.
   void took(double seconds);
 
@@ -49,6 +56,7 @@ class Tuner {
 
   const Rank rank_;
   std::atomic<uint8_t>* const words_;
+  const int shift_;  // of segments
   std::array<std::unique_ptr<Entry>, kWords> entries_;
   Entry* current_ = nullptr;
   size_t index_ = 0;

@@ -17,6 +17,8 @@ GroupFacts::GroupFacts(const CommunicatorOptions& options, std::shared_ptr<Trans
       diagnosis_(*transport_, recorder_, where_, Board::kHost),
       timeout_ms_(options.timeout.count()) {
   Process::get().note_ranks_here(neighbours_);
+  if (where_.cores.empty()) return;
+  Process::get().note_sharers(static_cast<int>(sharers_of(where_.cores, place_of(rank()))));
 }
 
 Recorded GroupFacts::recorded(bool device) const {
@@ -47,6 +49,25 @@ Patience GroupFacts::patience() const {
   }
   if (config().spin_us) policy.spin = std::chrono::microseconds(*config().spin_us);
   return Patience(policy);
+}
+
+// The index of a rank among those of this host.
+size_t GroupFacts::place_of(Rank rank) const {
+  const auto& hosts = where_.host_of;
+  if (hosts.empty()) return static_cast<size_t>(rank);
+  const int host = hosts[static_cast<size_t>(rank)];
+  return static_cast<size_t>(std::count(hosts.begin(), hosts.begin() + rank, host));
+}
+
+// The thread of the network is busy while a message goes to another host. Beside computation a
+// quarter of the cores will do, unless a number was asked for.
+Threads GroupFacts::threads_of(Rank rank) const {
+  if (where_.cores.empty()) return {};
+  const size_t place = place_of(rank);
+  const Cores& cores = where_.cores[place];
+  const int all = ringcomm::threads_of(where_.cores, place, reach_.mapped ? 0 : 1);
+  const bool awake = all * Process::get().sharers() <= cores.count() && config().spin_us != 0;
+  return {all, cores.threads > 0 ? all : std::max(1, all / 4), awake};
 }
 
 std::optional<Algorithm> GroupFacts::requested_algorithm(const Shape& shape) const {

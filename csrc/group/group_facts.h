@@ -6,6 +6,7 @@
 
 #include "base/config.h"
 #include "base/log.h"
+#include "exec/thread_pool.h"
 #include "plan/rules.h"
 #include "report/diagnosis.h"
 #include "report/recorder.h"
@@ -58,6 +59,8 @@ class GroupFacts {
     return asked.count() > 0 ? asked : timeout();
   }
 
+  // Returns how many threads `rank`, of this host, has for a long step of an operation.
+  Threads threads_of(Rank rank) const;
   // Returns how long a thread that waits spins before it sleeps.
   Patience patience() const;
   // Returns the algorithm that was asked for, if the ranks' reach allows it.
@@ -77,6 +80,8 @@ class GroupFacts {
   const CommunicatorOptions& options() const { return options_; }
 
  private:
+  size_t place_of(Rank rank) const;
+
   const CommunicatorOptions options_;
   const Reach reach_;
   const Whereabouts where_;

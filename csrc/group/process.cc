@@ -4,9 +4,9 @@
 
 namespace ringcomm {
 
-void Process::note_ranks_here(int ranks) {
-  int most = ranks_here();
-  while (most < ranks && !ranks_here_.compare_exchange_weak(most, ranks)) {
+void Process::raise(std::atomic<int>& most, int number) {
+  int now = most.load(std::memory_order_relaxed);
+  while (now < number && !most.compare_exchange_weak(now, number)) {
   }
 }
 

@@ -23,7 +23,11 @@ class Process {
 
   // Returns how many ranks share this host with this process: the most of any of its groups.
   int ranks_here() const { return ranks_here_.load(std::memory_order_relaxed); }
-  void note_ranks_here(int ranks);
+  void note_ranks_here(int ranks) { raise(ranks_here_, ranks); }
+
+  // Returns how many ranks share the cores of this process: the most of any of its groups.
+  int sharers() const { return sharers_.load(std::memory_order_relaxed); }
+  void note_sharers(int ranks) { raise(sharers_, ranks); }
 
   // Has tell_failure(), which a failing group calls, write a byte to this pipe from now on.
   void tell_failures_to(int pipe) { failures_ = pipe; }
@@ -34,10 +38,13 @@ class Process {
   void forked() { neighbours_.forked(); }
 
  private:
+  static void raise(std::atomic<int>& most, int number);
+
   ProcessConfig config_;
   const Moment began_;
   const int cpus_ = usable_cpus();
   std::atomic<int> ranks_here_{1};  // grows; a stale one only makes fewer or more workers
+  std::atomic<int> sharers_{1};     // grows likewise
   std::atomic<int> failures_{-1};
   Neighbours neighbours_;
 };

@@ -11,7 +11,7 @@ constexpr double kLate = 10;  // seconds, then a warning names the ranks that ar
 // Has the window room for the segments that the tuner may choose?
 bool has_room(const Geometry& geometry, const Reach& reach) {
   static_assert(Tuner::kWords <= kChoices);
-  return reach.mapped && geometry.room_bytes >= 4 * Tuner::kSegments.back();
+  return reach.mapped && geometry.room_bytes >= 4 * Tuner::kLargest;
 }
 
 }  // namespace
@@ -20,9 +20,11 @@ HostOperation::HostOperation(GroupState& state, const Geometry& geometry)
     : state_(state),
       geometry_(geometry),
       terms_(hash_of_terms(geometry, state.reach())),
-      executor_(state.transport()),
+      executor_(state.transport(),
+                {&PerProcess<ThreadPool>::get(), state.threads_of(state.rank())}),
       tuner_(state.rank(),
-             has_room(geometry, state.reach()) ? state.transport().choices(0) : nullptr),
+             has_room(geometry, state.reach()) ? state.transport().choices(0) : nullptr,
+             state.reach().mapped ? state.threads_of(0).all : 1),
       plans_(state.rank()),
       places_(state.transport()) {}
 
@@ -70,7 +72,7 @@ void HostOperation::begin(const Operation& operation, std::optional<uint64_t> ti
 void HostOperation::start(const Asked& asked) {
   Shape shape = asked.shape;
   shape.readable = places_.find(shape, executor_.theirs());
-  const Manner manner = shape.readable ? Tuner::of_readable(shape) : tuner_.next(shape, asked.algorithm);
+  const Manner manner = shape.readable ? tuner_.of_readable(shape) : tuner_.next(shape, asked.algorithm);
   if (shape.readable) in_place_.fetch_add(1, std::memory_order_relaxed);
   uint64_t& stamp = executor_.stamps().common;
   stamp = mix(stamp, shape.readable ? 0 : shape.geometry.segment_bytes);

@@ -12,7 +12,7 @@ Geometry Geometry::for_ranks(int size) {
   Geometry geometry;
   geometry.size = size;
   geometry.segment_bytes = 256 * kKiB;
-  geometry.room_bytes = 4 * 512 * kKiB;
+  geometry.room_bytes = 4 * 2048 * kKiB;
   const uint64_t share = 4096 * kKiB / static_cast<uint64_t>(std::max(size, 1));
   geometry.inbox_bytes = std::clamp(share, 16 * kKiB, 256 * kKiB) / kCacheLine * kCacheLine;
   return geometry;

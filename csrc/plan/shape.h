@@ -33,7 +33,7 @@ struct Geometry {
 
   uint64_t window_bytes() const { return 4 * segment_bytes; }
   uint64_t window_room() const { return std::max(room_bytes, window_bytes()); }
-  // Makes segments of 256 KiB, with room for 512 KiB; inboxes share 4 MiB, 16 to 256 KiB each.
+  // Makes segments of 256 KiB, with room for 2 MiB; inboxes share 4 MiB, 16 to 256 KiB each.
   static Geometry for_ranks(int size);
   // Sizes slots so that half of them hold the bytes under way at 8 Gbit/s. `distance` 0 is for
   // round trips of up to 1 ms, 1 for up to 8 ms, and 2 for longer ones, of which 60 ms are filled.

@@ -157,6 +157,7 @@ void Workers::join(Worker& worker) {
 void Workers::work() {
   Worker self;
   Worker::of_this_thread() = &self;
+  ThreadPool::stay_beside();
   Patience patience(SpinPolicy{kWorkerSpin, 0, 32});
   // One busy group must not hide another's trouble.
   Waiter waiter(patience, [&](Clock::time_point) {

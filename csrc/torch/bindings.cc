@@ -107,6 +107,7 @@ void bind_options(py::module_& module) {
       .def_readwrite("secret", &Config::secret)
       .def_readwrite("shared_buffers", &Config::shared_buffers)
       .def_readwrite("spin_us", &Config::spin_us)
+      .def_readwrite("threads", &Config::threads)
       .def_readwrite("tls", &Config::tls)
       .def_readwrite("tls_ca", &Config::tls_ca)
       .def_readwrite("tls_cert", &Config::tls_cert)

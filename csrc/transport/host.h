@@ -4,6 +4,7 @@
 
 #include <sys/types.h>
 
+#include "base/cores.h"
 #include "net/address.h"
 #include "transport/segment.h"
 
@@ -47,6 +48,7 @@ struct Whereabouts {
   std::vector<int> host_of;        // by rank: equal numbers share memory
   std::vector<std::string> names;  // of the hosts
   std::vector<int64_t> pids;       // by rank; empty: not known
+  std::vector<Cores> cores;        // of this host's ranks, in their order
 
   // Counts the hosts. They are numbered from 0, in the order of their first rank.
   int hosts() const;

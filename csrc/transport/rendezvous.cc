@@ -204,6 +204,7 @@ class Rendezvous {
     Header& header = self().segment.header();
     header.magic = kSegmentMagic;
     header.nonce = mine_.nonce;
+    header.cores = options_.cores;
   }
 
   void adopt(Rank rank, const Fd& memory) {

@@ -34,6 +34,7 @@ struct RendezvousOptions {
   // Gives the layouts of a group on several hosts, with so many ranks on this one, and on the
   // largest.
   std::function<Across(int here, int most, int distance)> across;
+  Cores cores;             // of this rank
   bool tcp = false;        // ranks of one host are as if on others
   std::string host;        // this host's name; "": its hostname
   std::string costs_text;  // of rank 0, one line: all get it with the cards

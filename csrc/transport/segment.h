@@ -19,6 +19,7 @@
 #include <span>
 #include <string>
 
+#include "base/cores.h"
 #include "base/fd.h"
 
 namespace ringcomm {
@@ -87,6 +88,7 @@ struct Header {
   BoardEntry blame;                               // partner: read_blame()
   std::atomic<uint8_t> choices[kChoices];         // partner: readers of choices()
   alignas(128) std::atomic<uint32_t> aborted_by;  // rank + 1 of the first peer that failed
+  alignas(128) Cores cores;                       // of the owner, before others map it
 };
 
 // The SPSC byte ring of send/recv from one peer. Cursors only grow; bytes stand at cursor mod size.

@@ -88,6 +88,11 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Run]]:
             folder,
             *("shared_buffers.py", "--turns", "2", "--calls", "2", "--sizes", "1M"),
         ),
+        "cores": Run(
+            folder,
+            *("cores.py", *timed, "--threads", "1,2", "--sizes", "1M"),
+            *("--collectives", "broadcast", "--svg", str(folder / "cores.svg")),
+        ),
         "ladder_tcp": Run(
             over_tcp, "ladder.py", *timed, "--tcp", "--sizes", "64K", "--stream", "8"
         ),
@@ -245,6 +250,15 @@ def test_segments_are_compared(runs: dict[str, Run]) -> None:
     assert figures["bytes"] == 256 << 10
     rounds = {int(segment): len(times) for segment, times in figures["rounds_s"].items()}
     assert rounds == {kib << 10: 2 for kib in (64, 128, 256, 512)}
+
+
+def test_threads_are_compared(runs: dict[str, Run]) -> None:
+    run = runs["cores"]
+    (figures,) = run.body()["figures"]
+    ways = ["ringcomm 1", "ringcomm 2", "copy 1", "copy 2", "gloo"]
+    assert list(figures["rounds_s"]) == ways
+    assert all(len(times) == 2 and min(times) > 0 for times in figures["rounds_s"].values())
+    assert "ringcomm 2: " in run.report.with_name("cores.svg").read_text()
 
 
 def test_shared_buffers_take_turns(runs: dict[str, Run]) -> None:

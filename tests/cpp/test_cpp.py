@@ -62,7 +62,10 @@ SIMULATED_DEVICE += ["sim_replay_test"]
     [
         *(
             pytest.param(name, marks=DAILY)
-            for name in ("stress", "pool_test", "network_test", "hardship_test", "slip_test")
+            for name in (
+                *("stress", "pool_test", "thread_pool_test", "network_test"),
+                *("hardship_test", "slip_test"),
+            )
         ),
         *(
             pytest.param(name, marks=pytest.mark.slow)

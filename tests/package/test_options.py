@@ -94,6 +94,7 @@ def test_every_variable_that_is_read_is_in_the_table() -> None:
 GOOD: dict[str, tuple[str, Any]] = {  # as a variable, and as a value
     "algorithm": ("tree", "tree"),
     "spin_us": ("0", 0),
+    "threads": ("64", 64),
     "cuda_mode": ("ipc", "ipc"),
     "cuda_memory": ("262144", 1 << 18),
     "shared_buffers": ("1073741824", 1 << 30),

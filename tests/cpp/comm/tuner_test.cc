@@ -189,6 +189,24 @@ void ranks_agree_on_segments_and_choose_their_copies() {
   }
 }
 
+// A step of a segment is divided among threads, so more of them need longer ones.
+void segments_grow_with_threads() {
+  const auto longest = [](int threads) {
+    std::array<std::atomic<uint8_t>, Tuner::kWords> words{};
+    Tuner tuner(0, words.data(), threads);
+    uint64_t most = 0;
+    for (int i = 0; i < 24; ++i) {
+      Shape shape = shape_of({Collective::kAllReduce, 64 << 20}, 2);
+      if (tuner.next(shape, Algorithm::kDirect).timed) tuner.took(1.0);
+      most = std::max(most, shape.geometry.segment_bytes);
+      require(shape.geometry.window_bytes() <= shape.geometry.window_room(), threads, " threads");
+    }
+    return most;
+  };
+  require(longest(1) == 512 << 10 && longest(2) == 1 << 20 && longest(64) == Tuner::kLargest,
+          "the longest segments are ", longest(1), ", ", longest(2), " and ", longest(64));
+}
+
 void another_processs_word_is_not_trusted() {
   std::array<std::atomic<uint8_t>, Tuner::kWords> words;
   for (auto& word : words) word.store(255);
@@ -280,6 +298,7 @@ int main(int argc, char** argv) {
        {"disturbed tries", a_disturbed_try_decides_nothing},
        {"a machine that changes", a_machine_that_changes_is_noticed_and_looking_costs_little},
        {"ranks agree", ranks_agree_on_segments_and_choose_their_copies},
+       {"segments grow with threads", segments_grow_with_threads},
        {"a wrong word", another_processs_word_is_not_trusted},
        {"late peers", late_peers_are_not_counted},
        {"groups of 2", [] { all_ways_give_the_same(2); }},

@@ -67,7 +67,7 @@ class Member {
     channel_ = channel;
     transport_ = std::make_unique<Spendthrift>(rank_, std::move(here), std::move(remote_ranks),
                                                setup_.credits);
-    executor_ = std::make_unique<HostExecutor>(*transport_, 16);
+    executor_ = std::make_unique<HostExecutor>(*transport_, Help(), 16);
     mailbox_ = std::make_unique<Mailbox>(*transport_, recorder_);
     done_ = false;
   }
