@@ -19,7 +19,7 @@ struct GroupConfig {
   std::optional<uint64_t> cuda_memory;  // bytes a rank gives the group; unset: as many as fit
   // Bytes of tensors, at most, that a process keeps where others can read them; unset: no limit.
   std::optional<uint64_t> shared_buffers;
-  std::string trace_lines = "0";        // "1": records have the line of the program that calls
+  std::string trace_lines = "0";  // "1": records have the line of the program that calls
 };
 
 // Where a process listens: numbers of addresses, best first, and a range of ports, 0 for any.

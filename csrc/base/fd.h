@@ -40,8 +40,8 @@ inline void add_to_epoll(const Fd& epoll, const Fd& fd, uint64_t number) {
   }
 }
 
-// A shared mapping of a file, or of a part of it. A forked child does not inherit it: it must not touch what its
-// parent's peers rely on.
+// A shared mapping of a file, or of a part of it. A forked child does not inherit it: it must not
+// touch what its parent's peers rely on.
 class Mapping {
  public:
   Mapping() = default;

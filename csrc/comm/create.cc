@@ -47,11 +47,8 @@ RendezvousOptions how_to_meet(const CommunicatorOptions& options, const Geometry
   rendezvous.name = options.name;
   rendezvous.members = options.global_ranks;
   if (world != nullptr) rendezvous.world = world->state().transport().group_id();
-  rendezvous.layout = {options.size,
-                       geometry.window_room(),
-                       geometry.inbox_bytes,
-                       mailbox_bytes(options.size),
-                       devices};
+  rendezvous.layout = {options.size, geometry.window_room(), geometry.inbox_bytes,
+                       mailbox_bytes(options.size), devices};
   rendezvous.across = [=, size = options.size](int here, int most,
                                                int distance) -> RendezvousOptions::Across {
     const Geometry across = Geometry::across_hosts(size, distance, most);

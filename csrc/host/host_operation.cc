@@ -72,10 +72,11 @@ void HostOperation::begin(const Operation& operation, std::optional<uint64_t> ti
 void HostOperation::start(const Asked& asked) {
   Shape shape = asked.shape;
   shape.readable = places_.find(shape, executor_.theirs());
-  const Manner manner = shape.readable ? tuner_.of_readable(shape) : tuner_.next(shape, asked.algorithm);
+  const Manner manner =
+      shape.readable ? tuner_.of_readable(shape) : tuner_.next(shape, asked.algorithm);
   if (shape.readable) in_place_.fetch_add(1, std::memory_order_relaxed);
   uint64_t& stamp = executor_.stamps().common;
-  stamp = mix(stamp, shape.readable ? 0 : shape.geometry.segment_bytes);
+  stamp = mix(stamp, shape.geometry.segment_bytes | (shape.readable ? 1 : 0));
   executor_.input().assign(asked.input);
   executor_.output().assign(asked.output);
   executor_.start(plans_.get(shape, asked.algorithm), ++plans_begun_, asked.reduction, manner);

@@ -16,7 +16,7 @@ uint64_t bytes_in_all(const Shape& shape) {
 
 // A factor is each rank's own, and applies to what it reads: it can't read the others' inputs.
 bool TensorPlaces::are_asked(const Operation& operation, const Shape& shape, Algorithm algorithm,
-                       bool mapped) {
+                             bool mapped) {
   return mapped && shape.size > 1 && algorithm == Algorithm::kDirect &&
          shape.collective != Collective::kAllToAll && operation.op != ReduceOp::kPremulSum &&
          !operation.whole && bytes_in_all(shape) >= kLeastBytes;

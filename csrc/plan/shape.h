@@ -106,8 +106,8 @@ struct Levels {
 // The same in a group: the whole input of a planner.
 struct Shape : CallShape, Levels {
   int size = 1;
-  uint64_t element = 1;  // bytes of one element; no operand cuts one
-  bool meets = true;     // false: a part of a plan whose other parts see to it that all meet
+  uint64_t element = 1;   // bytes of one element; no operand cuts one
+  bool meets = true;      // false: a part of a plan whose other parts see to it that all meet
   bool readable = false;  // all ranks can load from one another's input and output
   Geometry geometry;
 

@@ -53,8 +53,8 @@ class Arena {
   Mutex mutex_;
   std::map<uint64_t, uint64_t> used_ RINGCOMM_GUARDED_BY(mutex_);  // where each begins, and ends
   bool keeps_ RINGCOMM_GUARDED_BY(mutex_) = false;
-  uint64_t in_use_ RINGCOMM_GUARDED_BY(mutex_) = 0;                // bytes
-  uint64_t backed_ RINGCOMM_GUARDED_BY(mutex_) = 0;    // before it all pages exist, except
+  uint64_t in_use_ RINGCOMM_GUARDED_BY(mutex_) = 0;     // bytes
+  uint64_t backed_ RINGCOMM_GUARDED_BY(mutex_) = 0;     // before it all pages exist, except
   bool has_holes_ RINGCOMM_GUARDED_BY(mutex_) = false;  // where some were given back
 };
 

@@ -71,8 +71,8 @@ class Neighbour {
   // Sends the descriptor, or the words where it is empty. Returns false if there is no room now, or
   // its process has ended.
   bool send(const Parcel& parcel, const Fd& descriptor, const std::string& words = {});
-  Fd take(const Parcel& parcel);     // the one that it has sent, or an empty one
-  void forget() {                    // in a forked child
+  Fd take(const Parcel& parcel);  // the one that it has sent, or an empty one
+  void forget() {                 // in a forked child
     page_.forget();
     arena_mapping_.forget();
   }

@@ -98,10 +98,10 @@ uint64_t bytes_of_memfd(const Fd& fd) {
 void check_sealed_memfd(const Fd& fd, uint64_t bytes, Rank owner) {
   const uint64_t has = bytes_of_memfd(fd);
   if (has != bytes || (::fcntl(fd.get(), F_GET_SEALS) & kSeals) != kSeals) {
-    throw PeerError(owner, str("rank ", owner, " passed shared memory of ", has, " bytes where ",
-                               bytes,
-                               " sealed bytes were expected: do all ranks "
-                               "run the same version of ringcomm?"));
+    throw PeerError(owner,
+                    str("rank ", owner, " passed shared memory of ", has, " bytes where ", bytes,
+                        " sealed bytes were expected: do all ranks "
+                        "run the same version of ringcomm?"));
   }
 }
 

@@ -1,4 +1,4 @@
-"""Tensors that all ranks of a host can read: results are as with all others, and nothing crashes."""
+"""Tensors that all ranks of a host can read: results are as with others, and nothing crashes."""
 
 from __future__ import annotations
 

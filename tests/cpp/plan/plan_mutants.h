@@ -152,7 +152,8 @@ inline void readable_mutations(Group& group) {
     for (int size = 2; size <= (group.long_mode() ? 6 : 4); ++size) {
       for (const uint64_t shard : {4u, 10u, 18u}) {
         const uint64_t n = static_cast<uint64_t>(size);
-        Case c{planner, size, planner.sharded() ? shard : shard * n, planner.rooted() ? size / 2 : 0};
+        Case c{planner, size, planner.sharded() ? shard : shard * n,
+               planner.rooted() ? size / 2 : 0};
         c.readable = true;
         mutate(group, c, score);
       }

@@ -122,8 +122,8 @@ void readable(Group& group) {
           if (!group.takes(planner.name(), 4)) continue;
           Case c{planner, size, elements, planner.rooted() ? size / 2 : 0, in_place};
           c.readable = true;
-          const Program once = planner.sharded() && elements % 2 == 0 ? uneven(c, 20, random)
-                                                                      : program(c);
+          const Program once =
+              planner.sharded() && elements % 2 == 0 ? uneven(c, 20, random) : program(c);
           group.prove({once, once, once}, "readable " + describe(c));
           group.prove({around, once, around}, "readable " + describe(c));
         }
