@@ -8,6 +8,8 @@
 #include <fstream>
 #include <sstream>
 
+#include "base/error.h"
+
 namespace ringcomm {
 namespace {
 
@@ -83,8 +85,9 @@ uint32_t quota_in(const std::string& own, const std::string& root) {
     const std::string controllers = line.substr(first + 1, second - first - 1);
     const std::string path = line.substr(second + 1);
     if (!controllers.empty() && !names_cpu(controllers)) continue;
-    const auto mounts = controllers.empty() ? std::array{root, root + "/unified"}
-                                            : std::array{root + "/cpu", root + "/" + controllers};
+    const auto mounts = controllers.empty()
+                            ? std::array{root, root + "/unified"}
+                            : std::array{root + "/cpu", str(root, "/", controllers)};
     for (const std::string& mount : mounts) least = std::min(least, least_quota(mount, path));
   }
   return least == kNoLimit ? 0 : least;

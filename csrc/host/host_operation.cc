@@ -59,12 +59,12 @@ void HostOperation::begin(const Operation& operation, std::optional<uint64_t> ti
     places_.note(operation);
     executor_.input().assign({places_.mine()});
     executor_.output().assign({places_.all()});
-    asked_ = {std::move(shape), algorithm, reduction, operation.input, operation.output};
+    asked_ = {shape, algorithm, reduction, operation.input, operation.output};
   } else {
     executor_.input().assign(operation.input);
     executor_.output().assign(operation.output);
   }
-  if (!continues) announce(operation, descriptor, ticket, asks ? asked_->shape : shape, algorithm);
+  if (!continues) announce(operation, descriptor, ticket, shape, algorithm);
   executor_.start(std::move(plan), ++plans_begun_, reduction, manner);
 }
 

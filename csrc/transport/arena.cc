@@ -89,9 +89,12 @@ void Arena::trim() {
 
 void Arena::forked() {
   if (file_ < 0) return;
-  // The child sees what is there, and its stores are its own.
-  ::mmap(mapping_.data(), kBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_FIXED | MAP_NORESERVE,
-         file_, static_cast<off_t>(begins_));
+  // The child sees what is there, and its stores are its own. Better none than its parent's.
+  if (::mmap(mapping_.data(), kBytes, PROT_READ | PROT_WRITE,
+             MAP_PRIVATE | MAP_FIXED | MAP_NORESERVE, file_,
+             static_cast<off_t>(begins_)) == MAP_FAILED) {
+    ::munmap(mapping_.data(), kBytes);
+  }
 }
 
 }  // namespace ringcomm

@@ -25,5 +25,5 @@ def empty(*size: int | Sequence[int], dtype: torch.dtype | None = None) -> torch
     groups, and serves all of them. A forked child gets a copy that is its own from its first
     write on. `share_memory_()` moves the tensor elsewhere, and such a tensor can't be resized.
     """
-    sizes = torch.Size(size[0] if len(size) == 1 and not isinstance(size[0], int) else size)  # type: ignore[arg-type]
+    sizes = torch.Size(size[0] if len(size) == 1 and not isinstance(size[0], int) else size)
     return library.load_library().empty(list(sizes), dtype or torch.get_default_dtype())

@@ -65,7 +65,7 @@ def bits(tensor: torch.Tensor) -> torch.Tensor:
 
 
 Call = Callable[[torch.Tensor, torch.Tensor, Rank, Any, Any], Any]
-# What each call gets: all shards, one shard, the rank, the op and the group.
+# Each gets all shards, one shard, the rank, the op and the group.
 CALLS: dict[str, Call] = {
     "all_reduce": lambda whole, _, __, op, group: dist.all_reduce(whole, op, group, True),
     "broadcast": lambda whole, _, rank, __, group: dist.broadcast(
