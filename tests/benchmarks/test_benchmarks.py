@@ -225,7 +225,8 @@ def test_compressed_training_trains_alike(runs: dict[str, Run]) -> None:
         exact = curves["fp32"]
         for way, losses in curves.items():
             assert losses == pytest.approx(exact, rel=0.01), way
-            assert (losses == exact) == (way == "fp32")
+            if "16" not in way:  # which may differ in no digit that is shown
+                assert (losses == exact) == (way == "fp32")
     picture = runs["compressed_training"].report.with_name("compressed.png")
     assert picture.read_bytes().startswith(b"\x89PNG")
 
@@ -264,7 +265,7 @@ def test_threads_are_compared(runs: dict[str, Run]) -> None:
 def test_shared_buffers_take_turns(runs: dict[str, Run]) -> None:
     figures = runs["shared_buffers"].body()["figures"]
     keys = [(figure["ranks"], figure["collective"], figure["bytes"]) for figure in figures]
-    names = ("all_gather", "reduce_scatter")
+    names = ("all_reduce", "broadcast", "all_gather", "reduce_scatter", "scatter", "gather")
     assert keys == [(ranks, name, 1 << 20) for ranks in (2, 4) for name in names]
     assert all(len(turns) == 2 for figure in figures for turns in figure["turns_s"].values())
     assert all(figure["ratio"] > 0 for figure in figures)

@@ -210,6 +210,6 @@ def test_torchfrtrace_finds_all_well(tmp_path: Path) -> None:
 
 def test_purposes_are_those_of_the_library() -> None:
     """The reader has them by number, because it needs no library."""
-    names = ("call", "several", "sparse", "buffers", "memory", "staged", "codes")
+    names = ("call", "several", "sparse", "memory", "staged", "codes")
     assert names == _C.PURPOSES
     assert [getattr(records, name.upper()) for name in names] == [*range(len(names))]
