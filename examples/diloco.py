@@ -18,7 +18,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-import torch.distributed.nn.functional  # before the first group, which it would keep for good
+import torch.distributed.nn.functional  # or Gloo's threads outlive destroy_process_group()
 from torch import nn
 
 import ringcomm

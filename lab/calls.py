@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+import ringcomm
 from ringcomm.compression.quantized import WIDTHS, quantized_all_reduce
 
 # Types of which ringcomm knows no more than their size, and one of the same size.
@@ -40,6 +41,7 @@ class Given:
     strided: bool = False  # it has holes: ringcomm copies it
     nonzero: tuple[int, ...] = (3, 3, 3)  # elements of each rank, of a sparse tensor
     is_async: bool = False
+    readable: bool = False  # tensors lie where all ranks can read them
 
     def of(self, rank: int, count: int | None = None, dtype: torch.dtype | None = None) -> Tensor:
         """Return what that rank's tensor holds."""
@@ -56,10 +58,17 @@ class Given:
             return values.view(2, -1).t().contiguous().t()
         if self.strided:
             return values.view(-1, 1).repeat(1, 2)[:, 0]
-        return values
+        return self.placed(values)
+
+    def placed(self, values: Tensor) -> Tensor:
+        return (
+            ringcomm.empty(values.shape, dtype=values.dtype).copy_(values)
+            if self.readable
+            else values
+        )
 
     def empty(self, count: int, dtype: torch.dtype | None = None) -> Tensor:
-        return torch.zeros(count, dtype=torch.uint8).to(dtype or self.dtype)
+        return self.placed(torch.zeros(count, dtype=torch.uint8).to(dtype or self.dtype))
 
     def reduced(self, tensors: list[Tensor]) -> Tensor:
         stacked = torch.stack(tensors).to(torch.float64)

@@ -95,7 +95,7 @@ class Backend(_Backend):
         Every one of them calls with the same arguments. No store takes part. torch 2.14 calls the
         same `reconfigure`; before that, torch's own group does not see that ranks have changed.
         """
-    def _in_place(self) -> int:
+    def _readable_operations(self) -> int:
         """Return how many collectives have read the ranks' tensors where they lie."""
 
     def _set_codes(self, codes: int) -> None:

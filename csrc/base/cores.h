@@ -21,7 +21,7 @@ struct Cores {
 };
 
 inline constexpr uint32_t kMostThreads = 64;  // of a rank
-// Few cores fill the memory's bandwidth: on servers of today four to eight of each socket.
+// A guess: a few cores of a socket fill its memory's bandwidth. Nobody has measured it here.
 inline constexpr uint32_t kMostFitting = 8;
 
 // Returns the cores of this thread, whose affinity its children inherit.

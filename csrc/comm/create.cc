@@ -110,7 +110,8 @@ std::shared_ptr<Communicator> Communicator::create(Store& store,
     if (!part) Groups::get().offer_world(group);
     return group;
   } catch (const std::exception& error) {  // the others have a group: they hear why it ends
-    transport->fail(error.what());
+    transport->mark_failed(error.what());
+    transport->tell_failure();
     const Deadline told(kTold);
     poll_until([&] { return transport->undelivered() == 0 || told.passed(); },
                std::chrono::milliseconds(1), [] {});

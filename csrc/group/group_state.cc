@@ -25,12 +25,14 @@ std::exception_ptr GroupState::fail(const std::exception_ptr& error) {
     const Lock lock(mutex_);
     if (error_ || forked()) return error;
     error_ = lasting(error, rank());
+    // Before any thread of this rank can see the error, and tell the program.
+    transport().mark_failed(why);
   }
   engines_.for_each([](Engine& engine) { engine.note_progress(); });
   marks_.fetch_or(kFailed);  // partner: failed()
   recorder().close(why);
   Process::get().tell_failure();
-  transport().fail(why);  // rings this process's bell too
+  transport().tell_failure();  // rings this process's bell too
   engines_.for_each([&](Engine& engine) { engine.fail(error); });
   return error;
 }

@@ -68,7 +68,7 @@ class HostEngine final : public Engine {
   // Returns how many collectives have been asked for so far.
   uint64_t sequence() const { return asked_.load(std::memory_order_relaxed); }
 
-  uint64_t in_place() const { return operation_.in_place(); }
+  uint64_t readable_operations() const { return operation_.readable_operations(); }
 
   bool pending() override { return queued_.load(std::memory_order_seq_cst) > 0; }
   bool ready(Driver& driver) override;

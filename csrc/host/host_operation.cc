@@ -55,6 +55,7 @@ void HostOperation::begin(const Operation& operation, std::optional<uint64_t> ti
   make_stamps(operation, descriptor, executor_.stamps());
   const Reduction reduction = make_reduction(operation, state_.size());
   asked_.reset();
+  reads_ = false;
   if (asks) {
     places_.note(operation);
     executor_.input().assign({places_.mine()});
@@ -74,12 +75,20 @@ void HostOperation::start(const Asked& asked) {
   shape.readable = places_.find(shape, executor_.theirs());
   const Manner manner =
       shape.readable ? tuner_.of_readable(shape) : tuner_.next(shape, asked.algorithm);
-  if (shape.readable) in_place_.fetch_add(1, std::memory_order_relaxed);
+  reads_ = shape.readable;
+  if (reads_) readable_operations_.fetch_add(1, std::memory_order_relaxed);
   uint64_t& stamp = executor_.stamps().common;
   stamp = mix(stamp, shape.geometry.segment_bytes | (shape.readable ? 1 : 0));
   executor_.input().assign(asked.input);
   executor_.output().assign(asked.output);
   executor_.start(plans_.get(shape, asked.algorithm), ++plans_begun_, asked.reduction, manner);
+}
+
+// A rank that gives up tells so first, and then its program may write tensors that this rank still
+// reads. All the signals of the plan may have come before.
+void HostOperation::check_reads() {
+  std::atomic_thread_fence(std::memory_order_acquire);  // partner: Transport::mark_failed()
+  if (state_.transport().first_failed()) check(nullptr);
 }
 
 void HostOperation::announce(const Operation& operation, const Descriptor& descriptor,
@@ -120,6 +129,7 @@ bool HostOperation::advance() {
     start(*std::exchange(asked_, std::nullopt));
     status = executor_.advance();
   }
+  if (status == HostExecutor::Status::kDone && reads_) check_reads();
   if (status == HostExecutor::Status::kMismatch) {
     state_.diagnosis().throw_mismatch(current_, executor_.peer());
   }

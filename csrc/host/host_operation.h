@@ -4,7 +4,7 @@
 
 #include "exec/host_executor.h"
 #include "group/group_state.h"
-#include "host/places.h"
+#include "host/tensor_places.h"
 #include "plan/cache.h"
 #include "report/operation.h"
 
@@ -41,7 +41,9 @@ class HostOperation {
   }
   Rank peer() const { return executor_.peer(); }  // the one that is waited for
   // Returns how many operations so far have read tensors where they lie. Any thread may ask.
-  uint64_t in_place() const { return in_place_.load(std::memory_order_relaxed); }
+  uint64_t readable_operations() const {
+    return readable_operations_.load(std::memory_order_relaxed);
+  }
   std::string text() const { return numbered(current_); }
   // Throws if the operation cannot end well because of a peer, a failure, or a given deadline.
   void check(const Deadline* deadline);
@@ -58,6 +60,7 @@ class HostOperation {
     std::vector<Span> input, output;
   };
   void start(const Asked& asked);
+  void check_reads();
   // Records that the operation begins, and tells the peers.
   void announce(const Operation& operation, const Descriptor& descriptor,
                 std::optional<uint64_t> ticket, const Shape& shape, Algorithm algorithm);
@@ -72,7 +75,8 @@ class HostOperation {
   PlanCache plans_;
   TensorPlaces places_;
   std::optional<Asked> asked_;
-  std::atomic<uint64_t> in_place_{0};
+  bool reads_ = false;  // tensors of others, where they lie
+  std::atomic<uint64_t> readable_operations_{0};
   uint64_t sequence_ = 0;
   uint64_t plans_begun_ = 0;  // for operations, or for their pieces: the same on every rank
   uint64_t warned_ = 0;       // the operation of which the log says that it waits

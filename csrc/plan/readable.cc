@@ -3,8 +3,8 @@
 // in rank order, as in direct.cc, so the results have the same bits.
 //
 // When such a plan begins, all ranks have called: they have just told one another where their
-// tensors lie (host/places.h). When it ends on a rank, nobody reads that rank's memory any more.
-// No rank ever writes another's tensor: one that gives up has its own to itself at once.
+// tensors lie (host/tensor_places.h). When it ends on a rank, nobody reads that rank's memory any
+// more. No rank ever writes another's tensor: one that gives up has its own to itself at once.
 
 #include "plan/builder.h"
 #include "plan/planners.h"

@@ -168,7 +168,8 @@ void bind_backend(py::module_& module) {
            py::arg("device"), NoGil())
       .def("_deregister_memory", &Backend::deregister_memory, py::arg("name"), NoGil())
       .def("_set_codes", &Backend::set_codes, py::arg("codes"))
-      .def("_in_place", [](Backend& backend) { return backend.group()->host().in_place(); })
+      .def("_readable_operations",
+           [](Backend& backend) { return backend.group()->host().readable_operations(); })
       .def("rank", &Backend::rank)  // torch's own cannot change before 2.14
       .def("size", &Backend::size)
       .def("comm_split_count", &Backend::splits);

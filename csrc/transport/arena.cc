@@ -40,7 +40,6 @@ bool Arena::back(uint64_t begin, uint64_t end) {
                                 static_cast<off_t>(end - from)) != 0) {
     return false;
   }
-  if (begin > backed_) has_holes_ = true;
   backed_ = std::max(backed_, end);
   return true;
 }

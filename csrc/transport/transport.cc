@@ -126,14 +126,17 @@ std::string Transport::failure(Rank rank) {
   return text == nullptr ? std::string() : std::string(text, ::strnlen(text, kFailureBytes));
 }
 
-void Transport::fail(const std::string& reason) {
+// From here on the caller may write its tensors, and peers that still read them must learn that.
+void Transport::mark_failed(const std::string& reason) {
   Header& header = own_.header();
   if (header.failed.load(std::memory_order_acquire) != 0) return;
   write_failure(header, reason);
-  for (ShmPeer& peer : here_) {
-    note_failure(peer.segment.header(), rank_);
-    peer.doorbell.ring(kAllNews);
-  }
+  for (ShmPeer& peer : here_) note_failure(peer.segment.header(), rank_);
+  std::atomic_thread_fence(std::memory_order_seq_cst);  // partner: HostOperation::check_reads()
+}
+
+void Transport::tell_failure() {
+  for (ShmPeer& peer : here_) peer.doorbell.ring(kAllNews);
   tell_remotes([](RemotePeer& peer) { peer.send_state_now(); });
 }
 

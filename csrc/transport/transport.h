@@ -112,18 +112,13 @@ class Transport {
   }
 
   // Reads from remote ranks and writes to them. Returns true when something came. A thread that
-  // calls it often says so by begin_driving(). end_driving() says whether it sleeps then.
+  // calls it often has a NetworkDuty.
   bool progress() { return network() != nullptr && network()->progress(); }
-  void begin_driving() {
-    if (network() != nullptr) network()->begin_driving();
-  }
-  void end_driving(bool rest) {
-    if (network() != nullptr) network()->end_driving(rest);
-  }
   // Lets the network thread read from now on, unless another thread drives.
   void hand_over() {
-    begin_driving();
-    end_driving(true);
+    if (network() == nullptr) return;
+    network()->begin_driving();
+    network()->end_driving(true);
   }
   Network* network() const { return remote_ranks_ ? remote_ranks_->network() : nullptr; }
   void need(Rank rank) {  // somebody waits for it
@@ -158,8 +153,11 @@ class Transport {
     return header == nullptr ? std::nullopt : read_board(*header, board, sequence);
   }
   std::string failure(Rank rank);
-  void fail(const std::string& reason);  // tells the peers, wakes them; each tells others
-  std::optional<Rank> first_failed();    // a peer that called fail()
+  // Tells the peers that this rank has failed, and wakes them; each tells others. Those of this
+  // host can know it from mark_failed() on, which comes first and only writes memory.
+  void mark_failed(const std::string& reason);
+  void tell_failure();
+  std::optional<Rank> first_failed();  // a peer that called mark_failed()
   // Passes on to more ranks what others have told this one, for not all talk with one another.
   void pass_on();
   // Tells who keeps the operation up that `rank` is in, as far as that rank knows; blame() sets it
@@ -261,8 +259,8 @@ class Transport {
 // Makes this the thread that drives the network for the group, in a scope.
 class NetworkDuty {
  public:
-  explicit NetworkDuty(Transport& transport) : transport_(transport) { transport_.begin_driving(); }
-  ~NetworkDuty() { transport_.end_driving(false); }
+  explicit NetworkDuty(Transport& transport) : transport_(transport) { begin(); }
+  ~NetworkDuty() { end(false); }
   NetworkDuty(const NetworkDuty&) = delete;
 
   // Sleeps on this process's doorbell. If a remote rank is awaited, it sleeps on the network as
@@ -273,13 +271,20 @@ class NetworkDuty {
         transport_.doorbell().sleep_with(network->descriptor(), news, ready, most)) {
       return transport_.progress();
     }
-    transport_.end_driving(true);
+    end(true);
     transport_.doorbell().sleep(news, ready, most);
-    transport_.begin_driving();
+    begin();
     return false;
   }
 
  private:
+  void begin() {
+    if (transport_.network() != nullptr) transport_.network()->begin_driving();
+  }
+  void end(bool rest) {
+    if (transport_.network() != nullptr) transport_.network()->end_driving(rest);
+  }
+
   Transport& transport_;
 };
 

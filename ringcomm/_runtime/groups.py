@@ -113,7 +113,10 @@ def _prepare_torch() -> None:
     A module of torch has the default group in its functions' defaults if it is imported while there
     is one, as optimizers do: the group's memory and threads would stay until the program ends.
     """
-    import torch.distributed.nn.functional  # noqa: F401
+    import torch.distributed as dist
+
+    if not dist.is_initialized():
+        import torch.distributed.nn.functional  # noqa: F401
 
     if {NAME, STAND_IN}.issuperset(_parts.values()):  # another backend's memory is its own affair
         os.environ.setdefault("DDP_DISABLE_COMM_MEM", "0")

@@ -189,7 +189,9 @@ def try_all(rank: Rank, life: str, env: dict[str, str], cases: list[tuple[str, E
         for title, by_rank in cases:
             group = dist.new_group(timeout=timedelta(seconds=10))
             name, given = by_rank[rank.index]
-            mine = replace(given, rank=rank.index, group=group)
+            mine = replace(
+                given, rank=rank.index, group=group, readable=life.startswith("readable")
+            )
             error, results = attempt(name, mine)
             errors.append(error)
             wrong += [
@@ -208,7 +210,7 @@ DEVICE = {"RINGCOMM_CUDA_LIBRARY": str(SIMULATED)}
 SETTINGS: dict[str, dict[str, str]] = {
     "memory": {},
     "sockets": {"RINGCOMM_TRANSPORT": "tcp"},
-    "buffers": {"RINGCOMM_SHARED_BUFFERS": "1000000"},
+    "readable": {},
     "kernels": DEVICE,
     "staged": {**DEVICE, "RINGCOMM_CUDA_MODE": "host"},
 }

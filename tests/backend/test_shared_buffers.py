@@ -40,9 +40,9 @@ def group_of(**options: Any) -> Any:
     return dist.new_group(backend="ringcomm", pg_options=ringcomm.Options(**options))
 
 
-def in_place(group: Any = None) -> int:
+def reads(group: Any = None) -> int:
     """Return how many collectives of the group have read tensors where they lie."""
-    return int(ringcomm.backend_of(group)._in_place())
+    return int(ringcomm.backend_of(group)._readable_operations())
 
 
 def is_mapped(tensor: torch.Tensor) -> bool:
@@ -97,13 +97,13 @@ def both(rank: Rank, name: str, dtype: torch.dtype, op: Any, elsewhere: int) -> 
     for readable in (False, True):
         make = ringcomm.empty if readable and rank.index != elsewhere else torch.empty
         whole, part = make(COUNT, dtype=dtype), make(COUNT // rank.size, dtype=dtype)
-        before = in_place(group)
+        before = reads(group)
         for again in (0, 10):
             whole.copy_(values(rank.index + again, COUNT, dtype))
             part.copy_(values(100 + rank.index + again, part.numel(), dtype))
             CALLS[name](whole, part, rank, op, group).wait()
             results.append((whole.clone(), part.clone()))
-        assert in_place(group) == before + (2 if readable and elsewhere < 0 else 0)
+        assert reads(group) == before + (2 if readable and elsewhere < 0 else 0)
     for plain, shared in zip(results[:2], results[2:], strict=True):
         assert all(torch.equal(bits(a), bits(b)) for a, b in zip(plain, shared, strict=True))
     dist.destroy_process_group(group)
@@ -131,11 +131,11 @@ def test_one_rank_has_it_elsewhere(sets: dict[int, Ranks], name: str) -> None:
 
 
 def only_the_root(rank: Rank) -> None:
-    before = in_place()
+    before = reads()
     tensor = (ringcomm.empty if rank.index == 0 else torch.empty)(COUNT).fill_(rank.index + 1)
     dist.broadcast(tensor, 0)
     assert (tensor == 1).all()
-    assert in_place() == before + 1
+    assert reads() == before + 1
 
 
 def test_a_broadcast_needs_only_the_root_s(sets: dict[int, Ranks]) -> None:
@@ -154,9 +154,9 @@ def mixed(rank: Rank) -> None:
     dist.all_gather(parts, parts[rank.index].fill_(rank.index))
     assert all((part == index).all() for index, part in enumerate(parts))
     large = ringcomm.empty(3 * COUNT).fill_(rank.index)
-    before = in_place()
+    before = reads()
     dist.all_reduce(large[1 + rank.index : 1 + rank.index + COUNT])  # not at the same place
-    assert in_place() == before + 1
+    assert reads() == before + 1
     total = rank.size * (rank.size - 1) // 2
     assert (large[1 + rank.index : 1 + rank.index + COUNT] == total).all()
     assert (large[: 1 + rank.index] == rank.index).all()
@@ -200,9 +200,9 @@ def outlive(_: Rank) -> None:
     del group
     gc.collect()
     dist.barrier()
-    before = in_place()
+    before = reads()
     dist.all_reduce(tensor)  # of another group
-    assert in_place() == before + 1
+    assert reads() == before + 1
     assert (tensor == 12).all()
 
 
@@ -261,7 +261,7 @@ def turned_off(rank: Rank) -> None:
     assert is_mapped(tensor) == (rank.index != 0)
     dist.all_reduce(tensor, group=group)
     assert (tensor == 2).all()
-    assert in_place(group) == 0
+    assert reads(group) == 0
     dist.destroy_process_group(group)
 
 
@@ -284,7 +284,7 @@ def short_of_addresses(rank: Rank) -> None:
     for _ in range(2):
         dist.all_reduce(tensor.fill_(rank.index))
         assert (tensor == 3).all()
-    assert in_place() == 0
+    assert reads() == 0
 
 
 def test_processes_with_limits() -> None:
@@ -361,12 +361,12 @@ def moved(rank: Rank) -> None:
     file.seek(0)
     assert torch.equal(torch.load(file), tensor)
     assert torch.equal(copy.deepcopy(tensor), tensor)
-    before = in_place()
+    before = reads()
     tensor.share_memory_()
     assert tensor.is_shared()
     assert not is_mapped(tensor)
     dist.all_reduce(tensor)
-    assert in_place() == before
+    assert reads() == before
     assert (tensor == sum(range(1, rank.size + 1))).all()
 
 
@@ -410,9 +410,9 @@ def trained(rank: Rank, group: Any, shared: bool) -> list[torch.Tensor]:
 def sharded(rank: Rank) -> None:
     group = group_of()
     plain = trained(rank, group, False)
-    before = in_place(group)
+    before = reads(group)
     shared = trained(rank, group, True)
-    assert in_place(group) > before
+    assert reads(group) > before
     assert all(map(torch.equal, plain, shared))
     dist.destroy_process_group(group)
 
@@ -430,12 +430,12 @@ def stepped(rank: Rank, view: bool) -> tuple[list[torch.Tensor], int]:
     )
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     torch.manual_seed(rank.index)
-    before = in_place()
+    before = reads()
     for _ in range(4):
         optimizer.zero_grad()
         model(torch.randn(8, 900)).square().mean().backward()
         optimizer.step()
-    return [parameter.detach().clone() for parameter in model.parameters()], in_place() - before
+    return [parameter.detach().clone() for parameter in model.parameters()], reads() - before
 
 
 def trains(rank: Rank, view: bool) -> None:

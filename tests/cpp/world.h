@@ -21,6 +21,7 @@ class World {
     for (Rank rank = 0; rank < size; ++rank) {
       segments_.push_back(make_pages(layout_.bytes()));
       bells_.push_back(make_pages(SegmentLayout::kPage));
+      arenas_.push_back(make_pages(kArenaBytes));
     }
   }
   // The worker may hold a group for a moment longer than its rank does, and with it this memory.
@@ -41,12 +42,16 @@ class World {
     Geometry geometry;
     std::string word;
   };
+  static constexpr uint64_t kArenaBytes = 8 << 20;
+  std::byte* arena(Rank rank) const { return arenas_[static_cast<size_t>(rank)]; }
+
   template <typename Kind>
   std::shared_ptr<Communicator> join(Rank rank, const std::function<void(Terms&)>& change = {}) {
     std::vector<ShmPeer> peers(segments_.size());
     for (size_t i = 0; i < peers.size(); ++i) {
       peers[i].segment = Segment(segments_[i], layout_);
       peers[i].doorbell = Doorbell(reinterpret_cast<DoorbellPage*>(bells_[i]));
+      peers[i].arena = {arenas_[i], kArenaBytes};
     }
     Terms terms{{}, geometry_, {}};
     terms.options.rank = rank;
@@ -73,7 +78,7 @@ class World {
 
   Geometry geometry_;
   SegmentLayout layout_;
-  std::vector<std::byte*> segments_, bells_;
+  std::vector<std::byte*> segments_, bells_, arenas_;
   std::vector<std::pair<void*, uint64_t>> pages_;
   std::mutex mutex_;  // guards what follows
   std::vector<std::weak_ptr<Communicator>> groups_;

@@ -68,7 +68,7 @@ def wrap(what: Model, network: nn.Sequential, rank: Rank, *, silent: bool) -> An
         if silent:
             module.set_custom_all_gather(Nothing(rank))
             module.set_custom_reduce_scatter(Nothing(rank))
-        elif rank.backend == "ringcomm":  # it has some where RINGCOMM_SHARED_BUFFERS is set
+        elif rank.backend == "ringcomm":
             module.set_allocate_memory_from_process_group_for_comm(True)
     return network
 

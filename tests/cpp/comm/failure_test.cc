@@ -4,6 +4,8 @@
 
 #include "comm/communicator.h"
 #include "cpp/processes.h"
+#include "cpp/world.h"
+#include "host/host_operation.h"
 
 namespace ringcomm::testing {
 namespace {
@@ -193,6 +195,40 @@ void leaver_behind_a_result() {
   }));
 }
 
+// Rank 0 has said that it reads nobody's tensors any more, gives up, and uses its own again. Rank 1
+// has all its signals, and must not take what it then reads for rank 0's data.
+void a_reader_of_one_that_gives_up() {
+  World world(3, Geometry::for_ranks(3));
+  constexpr uint64_t kShard = 1 << 20;
+  std::vector<std::shared_ptr<Communicator>> groups;
+  std::vector<std::unique_ptr<HostOperation>> operations;
+  for (const Rank rank : {0, 1, 2}) {
+    groups.push_back(world.join<Transport>(rank));
+    operations.push_back(
+        std::make_unique<HostOperation>(groups.back()->state(), Geometry::for_ranks(3)));
+    Operation operation;
+    operation.collective = Collective::kAllGather;
+    operation.shards = {kShard, kShard, kShard};
+    operation.input = {{world.arena(rank), kShard}};
+    operation.output = {{world.arena(rank) + kShard, 3 * kShard}};
+    operations.back()->begin(operation);
+  }
+  const auto advance = [&](size_t rank) {
+    bool done = false;
+    for (int i = 0; i < 20 && !done; ++i) done = operations[rank]->advance();
+    return done;
+  };
+  require(!advance(0) && !advance(1), "they wait for rank 2");
+  require(!advance(2) && !advance(0), "they wait for rank 1");
+  require(operations[0]->readable_operations() == 1, "it reads tensors where they lie");
+  groups[0]->state().fail("it has other things to do");
+  std::memset(world.arena(0), 0x55, kShard);
+  const std::string text = text_of<PeerError>(10, [&] { advance(1); });
+  require_in(text, "rank 0 failed: ");
+  require_in(text, "it has other things to do");
+  for (const auto& operation : operations) operation->end(false);
+}
+
 // abort() frees the caller of run() on this rank and on the others.
 void aborted() {
   SharedStore store;
@@ -329,6 +365,7 @@ std::vector<Check> all_checks() {
   checks.push_back({"late rank", late_rank});
   checks.push_back({"early leaver", early_leaver});
   checks.push_back({"leaver behind a result", leaver_behind_a_result});
+  checks.push_back({"a reader of one that gives up", a_reader_of_one_that_gives_up});
   checks.push_back({"aborted", aborted});
   checks.push_back({"message mismatch", message_mismatch});
   checks.push_back({"forked child", forked_child});

@@ -213,7 +213,7 @@ void forked_children() {
 // A rank that runs out of descriptors says so, and the others say it of that rank: none is taken
 // for dead, and either all have the group or none.
 void no_descriptors(Rank victim, bool acquainted) {
-  bool lacked = false;  // a descriptor that was about to close may be counted, once
+  bool lacked = false;  // under load a descriptor may close just after it was counted
   for (int left = 0; left <= (acquainted ? 3 : 8); ++left) {
     SharedStore store;
     const int size = 3;

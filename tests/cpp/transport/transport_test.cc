@@ -104,7 +104,8 @@ void failures(Store& store, Rank rank, int size) {
   End end(store, rank, size);
   Transport& t = *end.transport;
   if (rank == size - 1) {
-    t.fail("the disk is on fire");
+    t.mark_failed("the disk is on fire");
+    t.tell_failure();
     return;
   }
   await(t, [&] { return t.first_failed().has_value(); });

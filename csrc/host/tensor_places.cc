@@ -1,4 +1,4 @@
-#include "host/places.h"
+#include "host/tensor_places.h"
 
 #include <functional>
 
