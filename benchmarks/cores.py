@@ -27,6 +27,7 @@ import torch.distributed as dist
 
 from lab import benchmark, report
 from lab.benchmark import BenchmarkError, Measured
+from lab.quotas import Quotas
 from lab.ranks import Rank
 from ringcomm.tools import svg
 from ringcomm.tools.bench import cases
@@ -36,8 +37,6 @@ COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "broadcast")
 OURS, COPY, WHOLE = "ringcomm", "copy", "whole core"
 HELPER = "ringcomm-pool"  # what the library calls such a thread
 FIRST = 30  # calls that do not count: ringcomm finds out which segments are fastest
-CGROUPS = Path("/sys/fs/cgroup")
-FOLDER = "ringcomm-cores-"  # and the number of this process
 
 Way = tuple[str, int]  # a backend, or COPY or WHOLE, and its threads
 
@@ -101,74 +100,6 @@ def confine(rank: Rank, folders: list[Path], file: str) -> int:
     return len(threads)
 
 
-# ---- slow cores
-
-
-class SlowCores:
-    """A cgroup for each thread of each rank. A context manager: they go with it.
-
-    A run that was killed leaves empty ones, which the next run removes.
-    """
-
-    def __init__(self, share: float, period: int) -> None:
-        """`period`: microseconds after which a thread may run again."""
-        self.share, self.period = share, period
-        first = CGROUPS / "cpu"
-        self.root = first if (first / "cpu.cfs_quota_us").exists() else CGROUPS
-        self.file = "tasks" if self.root == first else "cgroup.threads"
-
-    def __enter__(self) -> SlowCores:
-        if os.geteuid() != 0:
-            raise BenchmarkError("--slow-cores makes cgroups, which needs root")
-        self.own = self.root / f"{FOLDER}{os.getpid()}"
-        try:
-            self.remove()
-            self.own.mkdir()
-            if self.file != "tasks":
-                (self.root / "cgroup.subtree_control").write_text("+cpu")
-        except OSError as error:
-            raise BenchmarkError(f"--slow-cores cannot make cgroups: {error}") from None
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.remove()
-
-    def remove(self) -> None:
-        """Remove what this run, or one that is gone, has made."""
-        for old in self.root.glob(FOLDER + "*"):
-            number = int(old.name.removeprefix(FOLDER))
-            if number != os.getpid() and Path(f"/proc/{number}").exists():
-                continue
-            for folder in [*old.glob("*/"), old]:
-                with contextlib.suppress(OSError):  # a thread is still ending
-                    folder.rmdir()
-
-    def folders(self, ranks: int, threads: int) -> list[list[Path]]:
-        """Make one for each thread, by ranks."""
-        made = []
-        for rank in range(ranks):
-            names = [f"{threads}-{rank}-{thread}" for thread in range(threads)]
-            made.append([self._make(self.own / name) for name in names])
-        return made
-
-    def _make(self, folder: Path) -> Path:
-        folder.mkdir()
-        quota = round(self.share * self.period)
-        if self.file == "tasks":
-            (folder / "cpu.cfs_period_us").write_text(str(self.period))
-            (folder / "cpu.cfs_quota_us").write_text(str(quota))
-        else:
-            (folder / "cgroup.type").write_text("threaded")
-            (self.own / "cgroup.subtree_control").write_text("+cpu")
-            (folder / "cpu.max").write_text(f"{quota} {self.period}")
-        return folder
-
-    def adopt(self, processes: list[int]) -> None:
-        """Take processes in: version 2 divides threads only among folders below their process's."""
-        for process in processes if self.file != "tasks" else []:
-            (self.own / "cgroup.procs").write_text(str(process))
-
-
 def process_of(_rank: Rank) -> int:
     return os.getpid()
 
@@ -192,11 +123,12 @@ def show(way: Way) -> str:
     return f"{way[0]} {way[1]}" if way[0] in (OURS, COPY) else way[0]
 
 
-def slow(cores: SlowCores, ranks: Measured, threads: int, first: int) -> None:
+def slow(cores: Quotas, ranks: Measured, threads: int, first: int) -> None:
     """Confine the threads of the ranks, which exist after a long call."""
     ranks(make, "all_reduce", 16 << 20, first)
     cores.adopt(ranks(process_of))
-    told = ranks(confine_on, cores.folders(ranks.size, threads), cores.file)
+    folders = [cores.folders(threads) for _ in range(ranks.size)]
+    told = ranks(confine_on, folders, cores.file)
     if told != [threads] * ranks.size:
         raise BenchmarkError(f"ranks of {threads} threads have {told}: was the library changed?")
 
@@ -267,7 +199,7 @@ def sets_of(options: argparse.Namespace) -> Iterator[dict[Way, Measured]]:
     """Start the ranks of every way; with slow cores each thread is confined."""
     with contextlib.ExitStack() as stack:
         share, period = options.slow_cores, round(options.period * 1000)
-        cores = stack.enter_context(SlowCores(share, period)) if share else None
+        cores = stack.enter_context(Quotas(share, period, threaded=True)) if share else None
         sets: dict[Way, Measured] = {}
         for way in ways_of(options):
             backend = {COPY: "gloo", WHOLE: OURS}.get(way[0], way[0])

@@ -60,7 +60,7 @@ WIDER = {  # how many these have: never more
     "csrc/net/session.h Session": 34,
     "csrc/plan/builder.h PlanBuilder": 26,
     "csrc/torch/backend.h Backend": 24,
-    "csrc/transport/transport.h Transport": 51,
+    "csrc/transport/transport.h Transport": 52,
 }
 CPP_TOTAL = 23_100  # lines with code on them, those for devices included
 PLANNER_TOTAL = 1_450  # beside the engine: it makes plans and proves them, and runs none

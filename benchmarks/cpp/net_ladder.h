@@ -63,7 +63,7 @@ struct Place {  // of one of the two processes
 
   // As a group between hosts has it (comm/create.cc); without spinning, at once to sleep.
   Patience patience() const {
-    return Patience(spin.count() == 0 ? SpinPolicy{{}, 0, 0, false} : SpinPolicy{spin, 4, 4, true});
+    return Patience(spin.count() == 0 ? SpinPolicy{{}, 0, 0} : SpinPolicy{spin, 4, 4, spin / 64});
   }
 };
 

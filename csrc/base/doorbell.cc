@@ -12,11 +12,8 @@
 namespace ringcomm {
 namespace {
 
-// The rough cost of a sleep and its wake-up. Giving the core away may cost as much on average.
-constexpr auto kDearYield = std::chrono::microseconds(60);
-constexpr int kMemory = 64;  // yields that the average looks back on
 constexpr auto kLoadedFor = std::chrono::milliseconds(100);
-constexpr auto kCrowdedFor = std::chrono::milliseconds(20);
+constexpr auto kSlice = std::chrono::milliseconds(2);  // what the scheduler gives, about
 constexpr int kCrowdedYields = 100, kCrowdedPolls = 4;
 
 timespec timespec_of(Clock::duration time) {
@@ -60,15 +57,13 @@ bool Patience::spin_or_yield() {
     started_ = last_ = now;
     yielded_ = 0;
   }
-  lost(now - last_);
+  const bool crowded = shares_core_ && shares_core_();
+  if (!crowded || now - last_ > kSlice) lost(now - last_);
   last_ = now;
   in_vain_ = now < loaded_until_;  // spinning was interrupted: the core is wanted
   if (in_vain_) return false;
-  const bool crowded = now < crowded_until_;
-  if (!crowded && free_polls_ < policy_.free_polls) {  // no longer: it may be on its own core now
-    free_polls_ = policy_.free_polls;
-    return true;
-  }
+  free_polls_ = crowded ? std::min(policy_.free_polls, kCrowdedPolls) : policy_.free_polls;
+  polls_ = free_polls_ + 1;  // more than free ones, and not the first of these
   if (!crowded && now - started_ < spin_) {
     for (int i = 0; i < 8; ++i) pause_cpu();
     return true;
@@ -79,26 +74,18 @@ bool Patience::spin_or_yield() {
   return true;
 }
 
-// A wait that ended as soon as the core was given away was for a rank on this very core.
-void Patience::note_success() {
-  if (yielded_ <= 2) {
-    crowded_until_ = last_ + kCrowdedFor;
-    free_polls_ = std::min(policy_.free_polls, kCrowdedPolls);
-  }
-  yielded_ = 0;
+// Spins less where that was in vain, and more where it nearly was.
+void Patience::end_spin() {
+  if (in_vain_) spin_ = std::max(spin_ / 2, policy_.least_spin);
+  if (!in_vain_ && last_ - started_ > spin_ / 2) spin_ = std::min(2 * spin_, policy_.spin);
 }
 
-void Patience::adapt() {
-  const auto least = policy_.spin / 64;
-  spin_ = in_vain_ ? std::max(spin_ / 2, least) : std::min(2 * spin_, policy_.spin);
-}
-
-// Another thread had the core for so long. When that becomes dear, sleep at once for a while. After
-// that, one more such time is enough.
+// Another thread had the core for so long. Once the account is empty, one more such time is enough.
 void Patience::lost(Clock::duration time) {
-  mean_loss_ += (time - mean_loss_) / kMemory;
-  if (mean_loss_ < kDearYield) return;
-  mean_loss_ = kDearYield / 2;
+  if (time < kSleepCost / 4) return;  // nobody had it
+  saved_ -= time;
+  if (saved_ >= Clock::duration::zero()) return;
+  saved_ = Clock::duration::zero();
   loaded_until_ = last_ + time + kLoadedFor;
 }
 

@@ -11,8 +11,10 @@
 // while others of its process exchange signals.
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <cstdint>
+#include <functional>
 
 #include "base/deadline.h"
 
@@ -87,18 +89,25 @@ class Doorbell {
 // How long to spin before sleeping.
 struct SpinPolicy {
   std::chrono::nanoseconds spin{0};
-  int yields = 0;        // then so many sched_yield
-  int free_polls = 128;  // before all that, without looking at the clock
-  bool adapts = false;  // spin less where it was in vain, as while a network carries a long message
+  int yields = 0;                              // then so many sched_yield
+  int free_polls = 128;                        // before all that, without looking at the clock
+  std::chrono::nanoseconds least_spin = spin;  // where it is in vain, as while a network carries a
+                                               // long message, or while another process is busy
 };
 
 // Bounded spinning. Long spins win where every rank has a core of its own and lose a factor of ten
-// where it has not: so the time lost to others is measured, and while it is dear on average this
-// thread goes straight to sleep.
+// where it has not. So this thread gives its core away at once if the awaited rank waits for it.
+// And it keeps an account: a wait that ends without a sleep has saved what a sleep costs, and the
+// time that others had this core meanwhile is lost. Once more is lost than saved, it goes straight
+// to sleep for a while.
 class Patience {
  public:
-  explicit Patience(const SpinPolicy& policy)
-      : policy_(policy), free_polls_(policy.free_polls), spin_(policy.spin) {}
+  // `shares_core` tells whether the awaited rank was last seen on the core of this thread.
+  explicit Patience(const SpinPolicy& policy, std::function<bool()> shares_core = {})
+      : policy_(policy),
+        shares_core_(std::move(shares_core)),
+        free_polls_(policy.free_polls),
+        spin_(policy.spin) {}
 
   // Call it after a failed poll. Returns true to poll again now, and false to sleep.
   bool again() {
@@ -110,14 +119,17 @@ class Patience {
   }
   // Call it when a poll has succeeded: the next wait begins anew.
   void reset() {
-    if (policy_.adapts && polls_ > free_polls_) adapt();
+    if (polls_ > free_polls_) end_spin();
+    if (polls_ > 0 && !in_vain_) saved_ = std::min(saved_ + kSleepCost, kMostSaved);
     polls_ = 0;
-    if (yielded_ > 0 && !in_vain_) note_success();
-    yielded_ = 0;
     in_vain_ = false;
   }
 
  private:
+  // The rough cost of a sleep and its wake-up, and as many of them as the account looks back on.
+  static constexpr Clock::duration kSleepCost = std::chrono::microseconds(60);
+  static constexpr Clock::duration kMostSaved = 400 * kSleepCost;
+
   static void pause_cpu() {
 #if defined(__x86_64__)
     __builtin_ia32_pause();
@@ -126,19 +138,18 @@ class Patience {
 #endif
   }
   bool spin_or_yield();
-  void note_success();
-  void adapt();
+  void end_spin();
   void lost(Clock::duration time);
 
-  SpinPolicy policy_;
+  const SpinPolicy policy_;
+  const std::function<bool()> shares_core_;
   int free_polls_;                    // now: few while the awaited rank waits for this very core
   std::chrono::nanoseconds spin_{0};  // now
   bool in_vain_ = false;
   int polls_ = 0, yielded_ = 0;
   Clock::time_point started_, last_;
-  Clock::duration mean_loss_{0};
+  Clock::duration saved_ = kMostSaved;
   Clock::time_point loaded_until_ = Clock::time_point::min();
-  Clock::time_point crowded_until_ = Clock::time_point::min();
 };
 
 // Counts the CPUs that this process may run on.

@@ -96,7 +96,7 @@ class ThreadPool {
   Mutex mutex_;
   std::exception_ptr error_ RINGCOMM_GUARDED_BY(mutex_);
 
-  static constexpr SpinPolicy kPolicy{std::chrono::microseconds(50), 0, 64, false};
+  static constexpr SpinPolicy kPolicy{std::chrono::microseconds(50), 0, 64};
 };
 
 inline int Threads::now() const { return ThreadPool::is_beside() ? beside : all; }

@@ -35,20 +35,24 @@ Recorded GroupFacts::recorded(bool device) const {
 
 // A rank with a core of its own may spin: waking a sleeper costs more than most waits. Ranks that
 // share cores give theirs away at once.
-Patience GroupFacts::patience() const {
+Patience GroupFacts::patience(std::function<bool()> shares_core) const {
   const Process& process = Process::get();
   const bool own_core = neighbours_ <= process.cpus();
   SpinPolicy policy{std::chrono::microseconds(own_core ? 300 : 0), own_core ? 4 : 100,
                     own_core ? 256 : 16};
+  policy.least_spin =
+      std::min<std::chrono::nanoseconds>(policy.spin, std::chrono::microseconds(60));
   if (!reach_.mapped) {
     // A network's latency is worth some spinning, its transfers are not; a poll is a system call.
     policy.spin = std::min<std::chrono::nanoseconds>(policy.spin, std::chrono::microseconds(50));
     policy.free_polls = 4;
     if (neighbours_ == 1) policy.yields = 0;
-    policy.adapts = true;
+    policy.least_spin = policy.spin / 64;
   }
-  if (config().spin_us) policy.spin = std::chrono::microseconds(*config().spin_us);
-  return Patience(policy);
+  if (const auto spin_us = config().spin_us) {
+    policy.spin = policy.least_spin = std::chrono::microseconds(*spin_us);
+  }
+  return Patience(policy, std::move(shares_core));
 }
 
 // The index of a rank among those of this host.

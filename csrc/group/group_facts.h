@@ -61,8 +61,8 @@ class GroupFacts {
 
   // Returns how many threads `rank`, of this host, has for a long step of an operation.
   Threads threads_of(Rank rank) const;
-  // Returns how long a thread that waits spins before it sleeps.
-  Patience patience() const;
+  // Returns how long a thread that waits spins before it sleeps. `shares_core`: see Patience.
+  Patience patience(std::function<bool()> shares_core = {}) const;
   // Returns the algorithm that was asked for, if the ranks' reach allows it.
   std::optional<Algorithm> requested_algorithm(const Shape& shape) const;
   std::optional<Algorithm> requested_kernel(const Shape& shape) const {

@@ -6,7 +6,8 @@ HostEngine::HostEngine(GroupState& state, const Geometry& geometry)
     : state_(state),
       wheel_(state.transport().doorbell()),
       operation_(state, geometry),
-      patience_(state.patience()) {}
+      patience_(
+          state.patience([this] { return state_.transport().shares_core(operation_.peer()); })) {}
 
 // ---- on the caller's thread
 

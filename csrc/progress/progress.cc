@@ -89,10 +89,11 @@ bool Progress::wait(Request& request, Clock::duration at_most) {
   const Engine* const except = message != nullptr ? &host_ : nullptr;
   const bool limited = at_most != Clock::duration::max();
   const Deadline limit(message != nullptr && !limited ? message->timeout : at_most);
-  Patience patience = state_.patience();
   const Waiting waiting(*this, message == nullptr);
   NetworkDuty network(state_.transport());
   Driver driver(host_.wheel());
+  Patience patience = state_.patience(
+      [this, &driver] { return state_.transport().shares_core(host_.awaited(driver)); });
   bool late = false;
   Waiter waiter(patience, [&](Clock::time_point) {
     driver.let_go();

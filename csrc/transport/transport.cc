@@ -1,5 +1,7 @@
 #include "transport/transport.h"
 
+#include <sched.h>
+
 #include "base/stream_copy.h"
 #include "transport/host.h"
 
@@ -83,11 +85,27 @@ size_t Transport::stream_read(Rank from, std::byte* data, size_t bytes, bool pas
   return count;
 }
 
+// Written only when it changes, because others read it while they wait.
+static int note_core(Header& own) {
+  const int core = ::sched_getcpu();
+  if (own.core.load(std::memory_order_relaxed) != core) {
+    own.core.store(core, std::memory_order_relaxed);
+  }
+  return core;
+}
+
 void Transport::announce(Board board, const Descriptor& descriptor) {
   Header& header = own_.header();
+  note_core(header);
   write_board(header, board, descriptor);
   header.of(board).called.store(descriptor.sequence,
                                 std::memory_order_release);  // partner: state()
+}
+
+bool Transport::shares_core(Rank rank) {
+  const int core = note_core(own_.header());
+  if (rank < 0 || rank == rank_ || is_remote(rank)) return false;
+  return here(rank)->segment.header().core.load(std::memory_order_relaxed) == core;
 }
 
 PeerState Transport::state(Rank rank, Board board) {

@@ -139,6 +139,8 @@ class Transport {
   // ---- the slow path: a waiting rank looks at its peers, and speaks of itself. Any thread may
   // call these.
   void announce(Board board, const Descriptor& descriptor);  // begins this operation
+  // Tells whether that rank, one of this host, was last seen on the core of this thread.
+  bool shares_core(Rank rank);
   // Notes that this operation is done.
   void finish(Board board, uint64_t sequence) {
     own_.header().of(board).finished.store(sequence,

@@ -93,6 +93,11 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Run]]:
             *("cores.py", *timed, "--threads", "1,2", "--sizes", "1M"),
             *("--collectives", "broadcast", "--svg", str(folder / "cores.svg")),
         ),
+        "peers": Run(folder, "peers.py", *timed, *("--sizes", "1K", "--busy", "0,1")),
+        "peers_of_training": Run(
+            tmp_path_factory.mktemp("training"),
+            *("peers.py", *timed, "--collectives", "ddp", "--sizes", "64K", "--row", "2"),
+        ),
         "ladder_tcp": Run(
             over_tcp, "ladder.py", *timed, "--tcp", "--sizes", "64K", "--stream", "8"
         ),
@@ -260,6 +265,24 @@ def test_threads_are_compared(runs: dict[str, Run]) -> None:
     assert list(figures["rounds_s"]) == ways
     assert all(len(times) == 2 and min(times) > 0 for times in figures["rounds_s"].values())
     assert "ringcomm 2: " in run.report.with_name("cores.svg").read_text()
+
+
+def test_peers_are_compared_while_others_compute(runs: dict[str, Run]) -> None:
+    run = runs["peers"]
+    quiet, busy = run.body()["figures"]
+    assert [quiet["busy"], busy["busy"]] == [0, 1]
+    for figures in (quiet, busy):
+        assert list(figures["peers"]) == ["ringcomm", "gloo"]
+        assert all(peer["median_s"] > 0 for peer in figures["peers"].values())
+        assert all(len(peer["rounds_s"]) == 2 for peer in figures["peers"].values())
+    assert all(peer["share"] is None for peer in quiet["peers"].values())
+    assert all(peer["share"] >= 0 for peer in busy["peers"].values())
+
+
+def test_peers_train(runs: dict[str, Run]) -> None:
+    (figures,) = runs["peers_of_training"].body()["figures"]
+    assert (figures["collective"], figures["in_a_row"]) == ("ddp", 2)
+    assert all(figures["peers"][name]["mean_s"] > 0 for name in ("ringcomm", "gloo"))
 
 
 def test_shared_buffers_take_turns(runs: dict[str, Run]) -> None:

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from importlib.util import find_spec
+from pathlib import Path
 
 import torch.distributed as dist
 
@@ -100,7 +101,7 @@ def leave(rank: Rank) -> None:
 
 
 class BusyCores:
-    """A process a core that computes without end. A context manager: leaving it kills them.
+    """Processes that compute without end. A context manager: leaving it kills them.
 
     They start stopped; `run` and `pause` let them compute and stop them again.
     """
@@ -109,20 +110,24 @@ class BusyCores:
 import ctypes, os, signal, sys
 ctypes.CDLL(None).prctl(1, signal.SIGKILL)
 signal.alarm(int(sys.argv[2]))
-os.sched_setaffinity(0, {int(sys.argv[1])})
+if sys.argv[1] != "any":
+    os.sched_setaffinity(0, {int(sys.argv[1])})
 print(flush=True)
 while True:
     sum(range(10000))
 """
 
-    def __init__(self, lifetime: float = LIFETIME) -> None:
+    def __init__(self, lifetime: float = LIFETIME, count: int | None = None) -> None:
+        """Start `count` of them, which may run on any core; None: one on each."""
         self._lifetime = int(lifetime)
+        cores = [str(core) for core in sorted(os.sched_getaffinity(0))]
+        self._places = cores if count is None else ["any"] * count
         self.processes: list[subprocess.Popen[bytes]] = []
 
     def __enter__(self) -> BusyCores:
         try:
-            for core in sorted(os.sched_getaffinity(0)):
-                command = [sys.executable, "-c", self._PROGRAM, str(core), str(self._lifetime)]
+            for place in self._places:
+                command = [sys.executable, "-c", self._PROGRAM, place, str(self._lifetime)]
                 self.processes.append(subprocess.Popen(command, stdout=subprocess.PIPE))
             for process in self.processes:
                 assert process.stdout is not None
@@ -143,6 +148,11 @@ while True:
 
     def pause(self) -> None:
         self._signal(signal.SIGSTOP)
+
+    def seconds(self) -> float:
+        """Return how long they have computed, all together."""
+        files = (Path(f"/proc/{process.pid}/schedstat") for process in self.processes)
+        return sum(int(file.read_text().split()[0]) for file in files) / 1e9
 
     def _signal(self, number: signal.Signals) -> None:
         for process in self.processes:

@@ -333,23 +333,25 @@ void hosts() {
   require(why_apart({here, other_user}, 0, 1).find("runs as user") != std::string::npos, "user");
 }
 
-// A wait that ended once the core was given away was for a rank on this very core: it gets the core
-// at once from then on, and for as long as that lasts.
+// Where the awaited rank is on this very core, it gets the core at once, for as long as that lasts.
 void a_shared_core() {
-  Patience patience(SpinPolicy{std::chrono::nanoseconds(0), 4, 64});
+  bool shared = false;
+  Patience patience(SpinPolicy{std::chrono::nanoseconds(0), 4, 64}, [&] { return shared; });
   const auto polls_until_it_yields = [&] {
     int polls = 0;
     for (const int before = yields; yields == before; ++polls) patience.again();
+    patience.reset();
     return polls;
   };
   require(polls_until_it_yields() == 65, "the rank may be about to come on its own core");
+  shared = true;
+  require(polls_until_it_yields() == 65, "nobody knew");
   for (int wait = 0; wait < 3; ++wait) {
-    patience.reset();
     require(polls_until_it_yields() == 5, "nothing comes before the core is free");
   }
-  patience.reset();
-  std::this_thread::sleep_for(std::chrono::milliseconds(30));
-  require(polls_until_it_yields() == 65, "that was long ago");
+  shared = false;
+  require(polls_until_it_yields() == 5, "that is found out in a wait");
+  require(polls_until_it_yields() == 65, "it is on its own core again");
 }
 
 // Rank 0 tells the others who is where: by its roster.
