@@ -89,11 +89,12 @@ def row_of(figures: dict[str, Any], names: list[str]) -> list[str]:
         figure = peers.get(name)
         times = (figure["median_s"], figure["mean_s"]) if figure else ()
         cells.append(" ".join(f"{seconds * 1e6:.1f}" for seconds in times))
+    first = peers.get(names[0])
     others = [figure for name, figure in peers.items() if name != names[0]]
     for kind in ("median_s", "mean_s"):
         best = min((figure[kind] for figure in others), default=0.0)
-        cells.append(f"{peers[names[0]][kind] / best:.2f}" if best else "")
-    share = peers[names[0]]["share"]
+        cells.append(f"{first[kind] / best:.2f}" if first and best else "")
+    share = first["share"] if first else None
     cells.append(f"{share:.0%}" if share is not None else "")
     return cells
 

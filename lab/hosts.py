@@ -20,7 +20,7 @@ import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -339,8 +339,9 @@ class Hosts:
             words = ["qdisc", "replace", "dev", device, "root", "tbf", "rate", rate, *sites.BURST]
             tool("tc", "-n", namespace, *words)
 
-    def reject(self, host: int, seconds: float, ports: Iterable[int] = ()) -> None:
-        """For some seconds, a firewall answers all packets of a host, in and out, with resets.
+    @contextlib.contextmanager
+    def rejecting(self, host: int, ports: Iterable[int] = ()) -> Iterator[None]:
+        """Meanwhile, a firewall answers all packets of a host, in and out, with resets.
 
         With `ports`, only those that have one of them at either end.
         """
@@ -354,9 +355,14 @@ class Hosts:
         ]
         self._firewall(host, "reject", chains)
         try:
-            time.sleep(seconds)
+            yield
         finally:
             self._firewall(host, "reject", [])
+
+    def reject(self, host: int, seconds: float) -> None:
+        """Reject for some seconds."""
+        with self.rejecting(host):
+            time.sleep(seconds)
 
     def refuse(self, host: int, other: int) -> None:
         """Have `host` refuse all connections to `other`, as its own firewall might.

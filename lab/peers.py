@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -169,6 +170,13 @@ class OfTorch:
         return times
 
 
+def error_in(text: str) -> str:
+    """Return the line of a traceback that says what is wrong, or all of the text."""
+    lines = [line for line in text.splitlines() if re.match(r"\w*Error: ", line)]
+    hint = " (`pip install mpi4py`)" if "mpi4py" in text and "No module" in text else ""
+    return (lines[0] if lines else text) + hint
+
+
 class OfMpi:
     """An MPI library. Its ranks spin while they wait, so they only live as long as they measure."""
 
@@ -196,9 +204,13 @@ class OfMpi:
                 env={**os.environ, "MPI4PY_MPIABI": self.name},
                 check=True,
             )
-        except (subprocess.TimeoutExpired, OSError) as error:
-            raise BenchmarkError(f"{self.name}: {error}") from None
+        except FileNotFoundError:
+            what = f"{command[0]} is not installed: install it, or leave {self.name} out"
+            raise BenchmarkError(what) from None
+        except subprocess.TimeoutExpired as error:
+            late = f"{self.name} did not finish within {error.timeout:.0f} s"
+            raise BenchmarkError(f"{late}: give it fewer ranks, or leave it out") from None
         except subprocess.CalledProcessError as error:
-            raise BenchmarkError(f"{self.name}: {error.stderr[-300:]}") from None
+            raise BenchmarkError(f"{self.name}: {error_in(error.stderr)}") from None
         times: list[float] = json.loads(done.stdout)
         return times

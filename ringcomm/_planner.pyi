@@ -41,9 +41,9 @@ class SelectionRow(TypedDict):
     collective: str
     algorithm: str
     limit: int  # bytes of the message, or of the largest shard; LIMITS["any_size"]: any
-    needs: str  # "", mapped, hosts, few_hosts, sites, pair, few, many
+    needs: str  # "", mapped, hosts, few_hosts, sites, few, many
     fits: bool  # the group has what the row needs
-    text: str  # "all_reduce, up to 8520 B, at most 16 ranks", as plan() says it
+    text: str  # "all_reduce, up to 8275 B, at most 16 ranks", as plan() says it
 
 def selection(
     size: int, costs: str = "", local: int = 1, names: list[str] = []

@@ -47,13 +47,6 @@ class Rung {
   virtual void operator()() = 0;
 };
 
-// As the engine waits (comm/create.cc).
-Patience patience_of(const Communicator& group) {
-  const bool own_core = group.size() <= Process::get().cpus();
-  return Patience(SpinPolicy{std::chrono::microseconds(own_core ? 300 : 0), own_core ? 4 : 100,
-                             own_core ? 256 : 16});
-}
-
 // As the planner's, without a plan: payload in the lines when it fits, else two publish and two
 // result slots, one signal a segment.
 class Handwritten final : public Rung {
@@ -62,7 +55,7 @@ class Handwritten final : public Rung {
       : transport_(group.state().transport()),
         data_(data),
         segment_(group.geometry().segment_bytes / 4),
-        patience_(patience_of(group)) {}
+        patience_(group.state().patience()) {}
 
   void operator()() override {
     half_ = static_cast<int>(++operations_ % 2);
@@ -189,7 +182,7 @@ class Planned final : public Rung {
         operation_(all_reduce_of(data)),
         plan_(plan_of(group, operation_, segment_bytes)),
         executor_(group.state().transport()),
-        patience_(patience_of(group)) {
+        patience_(group.state().patience()) {
     executor_.input().assign(operation_.input);
     executor_.output().assign(operation_.output);
   }

@@ -52,12 +52,13 @@ void Doorbell::poll(int fd, Clock::duration most) const {
 bool Patience::spin_or_yield() {
   const auto now = Clock::now();
   if (polls_ == free_polls_ + 1) {
-    in_vain_ = now < loaded_until_;
-    if (in_vain_) return false;
     started_ = last_ = now;
     yielded_ = 0;
+    in_vain_ = now < loaded_until_;
+    if (in_vain_) return false;
   }
   const bool crowded = shares_core_ && shares_core_();
+  // The awaited rank may have had the core, and then nothing is lost.
   if (!crowded || now - last_ > kSlice) lost(now - last_);
   last_ = now;
   in_vain_ = now < loaded_until_;  // spinning was interrupted: the core is wanted
@@ -74,10 +75,14 @@ bool Patience::spin_or_yield() {
   return true;
 }
 
-// Spins less where that was in vain, and more where it nearly was.
+// Spins less where that was in vain, and more where a longer spin would have seen the news.
 void Patience::end_spin() {
-  if (in_vain_) spin_ = std::max(spin_ / 2, policy_.least_spin);
-  if (!in_vain_ && last_ - started_ > spin_ / 2) spin_ = std::min(2 * spin_, policy_.spin);
+  if (started_ < loaded_until_) return;
+  if (in_vain_ && Clock::now() - started_ - kSleepCost > policy_.spin) {
+    spin_ = std::max(spin_ / 2, policy_.least_spin);
+  } else if (in_vain_ || last_ - started_ > spin_ / 2) {
+    spin_ = std::min(2 * spin_, policy_.spin);
+  }
 }
 
 // Another thread had the core for so long. Once the account is empty, one more such time is enough.

@@ -38,7 +38,7 @@ Recorded GroupFacts::recorded(bool device) const {
 Patience GroupFacts::patience(std::function<bool()> shares_core) const {
   const Process& process = Process::get();
   const bool own_core = neighbours_ <= process.cpus();
-  SpinPolicy policy{std::chrono::microseconds(own_core ? 300 : 0), own_core ? 4 : 100,
+  SpinPolicy policy{std::chrono::microseconds(own_core ? 300 : 0), own_core ? 0 : 100,
                     own_core ? 256 : 16};
   policy.least_spin =
       std::min<std::chrono::nanoseconds>(policy.spin, std::chrono::microseconds(60));
@@ -46,6 +46,7 @@ Patience GroupFacts::patience(std::function<bool()> shares_core) const {
     // A network's latency is worth some spinning, its transfers are not; a poll is a system call.
     policy.spin = std::min<std::chrono::nanoseconds>(policy.spin, std::chrono::microseconds(50));
     policy.free_polls = 4;
+    if (own_core) policy.yields = 4;  // the others of this host may share it, unseen
     if (neighbours_ == 1) policy.yields = 0;
     policy.least_spin = policy.spin / 64;
   }

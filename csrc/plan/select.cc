@@ -15,7 +15,7 @@ using enum Algorithm;
 using Planner = Plan (*)(const Shape&, Rank);
 
 // The needs of a row: the group must have them.
-enum Needs { kNothing, kMapped, kHosts, kFewHosts, kSites, kPair, kFew, kMany };
+enum Needs { kNothing, kMapped, kHosts, kFewHosts, kSites, kFew, kMany };
 struct NeedNames {
   const char* key;   // for programs
   const char* text;  // for people
@@ -26,7 +26,6 @@ constexpr std::array kNeedNames = {
     NeedNames{"hosts", "several ranks on each of several hosts"},
     NeedNames{"few_hosts", "several ranks, 256 in all, on each of 16 hosts at most"},
     NeedNames{"sites", "several hosts at each of several sites"},
-    NeedNames{"pair", "two ranks"},
     NeedNames{"few", "at most 16 ranks"},
     NeedNames{"many", "more than 16 ranks"}};
 static_assert(kFewEnds == 16);
@@ -76,9 +75,13 @@ uint64_t bruck(const Shape& shape, double size) {
   return shape.collective == kAllReduce ? shard * static_cast<uint64_t>(size) : shard;
 }
 
+// Seconds a byte of a copy, of memory that no cache holds.
+constexpr double kCopy = 0.1e-9;
+
 // Doubling has fewer rounds than Bruck's ways there and back, or than a ring, and each has the
-// whole message. Ranks beyond a power of two add a round before, one after if they are many, and
-// messages that share a link with others.
+// whole message, which it copies before it is sent. A ring copies its shards when they have come.
+// Ranks beyond a power of two add a round before, one after if they are many, and messages that
+// share a link with others.
 uint64_t doubling(const Shape& shape, double size) {
   const double rounds = std::floor(std::log2(size)), within = std::exp2(rounds);
   const double before = size > within, after = 2 * (size - within) > within;
@@ -86,7 +89,7 @@ uint64_t doubling(const Shape& shape, double size) {
   const double reduced = rounds + before - ring / 2 / size;
   const auto cheaper_than = [&](double others) {
     return crossing((others - rounds - before - after) * shape.costs.alpha,
-                    sent * shape.costs.beta + reduced * shape.costs.gamma);
+                    sent * shape.costs.beta + reduced * (shape.costs.gamma + kCopy));
   };
   const uint64_t limit = cheaper_than(2 * std::ceil(std::log2(size)));
   return size > kFewEnds || limit < bruck(shape, size) ? limit : cheaper_than(ring);
@@ -108,7 +111,6 @@ constexpr std::array kTable = {
     Row{kAllReduce, any_size, kHosts, kHierarchical, hierarchical_all_reduce},
     Row{kAllReduce, line, kFew, kDirect, direct_all_reduce},
     Row{kAllReduce, any_size, kSites, kHierarchical, hierarchical_all_reduce},
-    Row{kAllReduce, any_size, kPair, kDoubling, doubling_all_reduce},
     Row{kAllReduce, doubling, kNothing, kDoubling, doubling_all_reduce},
     Row{kAllReduce, bruck, kNothing, kBruck, bruck_all_reduce},
     Row{kAllReduce, any_size, kNothing, kRing, ring_all_reduce},
@@ -152,7 +154,6 @@ bool fits(const Row& row, const Shape& shape, bool mapped) {
                                                      several(shape.local),
                                                      several(shape.local) && shape.few_hosts(),
                                                      several(shape.site),
-                                                     shape.size == 2,
                                                      shape.few(),
                                                      !shape.few()};
   return holds[row.needs];

@@ -27,7 +27,7 @@ struct SelectionRow {
   Collective collective;
   Algorithm algorithm;
   uint64_t limit;     // the largest message_bytes() for which the row is chosen, or kAnySize
-  const char* needs;  // of the group: "mapped", "hosts", "few_hosts", "sites", "pair", "few",
+  const char* needs;  // of the group: "mapped", "hosts", "few_hosts", "sites", "few",
                       // "many", or "" for nothing
   bool fits;          // the group has it
   std::string text;   // as selection_reason() says it

@@ -89,7 +89,7 @@ struct Header {
   std::atomic<uint8_t> choices[kChoices];         // partner: readers of choices()
   alignas(128) std::atomic<uint32_t> aborted_by;  // rank + 1 of the first peer that failed
   alignas(128) Cores cores;                       // of the owner, before others map it
-  std::atomic<int> core;  // where its thread was last seen; partner: shares_core()
+  std::atomic<int> core;  // where the thread that drives was last seen; partner: shares_core()
 };
 
 // The SPSC byte ring of send/recv from one peer. Cursors only grow; bytes stand at cursor mod size.

@@ -96,7 +96,7 @@ static int note_core(Header& own) {
 
 void Transport::announce(Board board, const Descriptor& descriptor) {
   Header& header = own_.header();
-  note_core(header);
+  if (board == Board::kHost) note_core(header);
   write_board(header, board, descriptor);
   header.of(board).called.store(descriptor.sequence,
                                 std::memory_order_release);  // partner: state()
@@ -105,7 +105,7 @@ void Transport::announce(Board board, const Descriptor& descriptor) {
 bool Transport::shares_core(Rank rank) {
   const int core = note_core(own_.header());
   if (rank < 0 || rank == rank_ || is_remote(rank)) return false;
-  return here(rank)->segment.header().core.load(std::memory_order_relaxed) == core;
+  return core >= 0 && here(rank)->segment.header().core.load(std::memory_order_relaxed) == core;
 }
 
 PeerState Transport::state(Rank rank, Board board) {

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import socket
 import subprocess
 import sys
 import tempfile
-import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -153,39 +151,16 @@ def test_a_cut_stalls_and_heal_resumes(pair: Pair, carrier: bool) -> None:
 def test_a_firewall_rejects_for_a_while(pair: Pair, host: int) -> None:
     sender = pair.begin(1000, pieces=1000, pause=0.02)
     pair.connected()
-    pair.hosts.reject(host, 0.1, ports=[5001, 80])
+    with pair.hosts.rejecting(host, ports=[5001, 80]):
+        time.sleep(0.1)
     assert sender.poll() is None
-
-    def connect() -> None:
-        time.sleep(0.2)
+    with pair.hosts.rejecting(host, ports=[5000, 80]):
         source = [sys.executable, "-c", SOURCE, pair.address, "1", "1", "0"]
         assert "ConnectionRefusedError" in pair.hosts.inside(1, *source)
-
-    with in_thread(connect):
-        pair.hosts.reject(host, 1.0, ports=[5000, 80])
-    sender.wait(5)
+        sender.wait(5)
     assert pair.hosts.kill_connections(0) == 1  # who sends nothing has noticed nothing
     assert pair.ended(sender)[0] in {"ConnectionResetError", "BrokenPipeError"}
     assert pair.ended(pair.begin(1000))[:2] == ("end", 1000)
-
-
-@contextlib.contextmanager
-def in_thread(body: Callable[[], None]) -> Iterator[None]:
-    """Run it meanwhile, and raise its error at the end."""
-    raised: list[BaseException] = []
-
-    def run() -> None:
-        try:
-            body()
-        except BaseException as error:  # noqa: BLE001  raised below
-            raised.append(error)
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    yield
-    thread.join()
-    if raised:
-        raise raised[0]
 
 
 def test_large_packets_arrive_corrupted(pair: Pair) -> None:

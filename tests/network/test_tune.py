@@ -68,7 +68,9 @@ def test_limits_follow_the_costs(name: str) -> None:
             assert slow[0] >= slot * (count - 2) // (count - 1).bit_length()
         else:
             assert slow[0] < 1024, count
-            assert limit_of(name, Costs(1e-5, 1e-300, 1e-300), count) == ANY_SIZE
+            free = limit_of(name, Costs(1e-5, 1e-300, 1e-300), count)
+            # Doubling copies more than a ring, which no network does.
+            assert (50_000 < free < ANY_SIZE) if name == "doubling" else free == ANY_SIZE, count
 
 
 @pytest.mark.parametrize("name", LIMITED)

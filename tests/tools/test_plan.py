@@ -159,8 +159,8 @@ def test_limits_are_where_the_library_changes(name: str) -> None:
 
 def test_why_says_the_row_and_the_limits(capsys: pytest.CaptureFixture[str]) -> None:
     out = printed(capsys, "all_reduce", "--hosts", "4", "--size", "8K", "--why")
-    assert "> all_reduce, up to 8520 B: doubling   <- this one\n" in out
-    assert out.endswith("doubling up to 8,520 B, bruck up to 65,536 B, ring beyond\n")
+    assert "> all_reduce, up to 8275 B: doubling   <- this one\n" in out
+    assert out.endswith("doubling up to 8,275 B, bruck up to 65,536 B, ring beyond\n")
     out = printed(capsys, "all_reduce", "--hosts", "4", "--algorithm", "ring", "--why")
     assert "ring was asked for" in out
 

@@ -354,6 +354,29 @@ void a_shared_core() {
   require(polls_until_it_yields() == 65, "it is on its own core again");
 }
 
+// A spin is half as long after one in vain, and twice as long where the news came soon after it.
+void lengths_of_spins() {
+  constexpr auto kSpin = std::chrono::microseconds(400), kNone = std::chrono::microseconds(0);
+  SpinPolicy policy{kSpin, 0, 0};
+  policy.least_spin = kSpin / 64;
+  Patience patience(policy);
+  const auto spin = [&](std::chrono::microseconds sleep) -> Clock::duration {
+    const auto start = Clock::now();
+    while (patience.again()) {
+    }
+    const auto spun = Clock::now() - start;
+    if (sleep > kNone) std::this_thread::sleep_for(sleep);
+    patience.reset();
+    return spun;
+  };
+  require(spin(10 * kSpin) >= kSpin, "it has not been in vain yet");
+  Clock::duration shortest = kSpin, longest = kNone;
+  for (int wait = 0; wait < 10; ++wait) shortest = std::min(shortest, spin(10 * kSpin));
+  require(shortest < kSpin / 2, "it has been in vain");
+  for (int wait = 0; wait < 20; ++wait) longest = std::max(longest, spin(kNone));
+  require(longest >= kSpin, "a little longer would have been enough each time");
+}
+
 // Rank 0 tells the others who is where: by its roster.
 void roster() {
   std::vector<Card> cards(5, make_card());
@@ -386,6 +409,7 @@ std::vector<Check> all_checks() {
   checks.push_back({"hosts", hosts});
   checks.push_back({"roster", roster});
   checks.push_back({"a shared core", a_shared_core});
+  checks.push_back({"lengths of spins", lengths_of_spins});
   checks.push_back({"any_locale", any_locale});
   checks.push_back({"many_groups/processes", many_groups});
   checks.push_back({"at_once/processes", at_once});
