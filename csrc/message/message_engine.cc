@@ -83,7 +83,8 @@ std::vector<bool> MessageEngine::gone_peers() {
   std::vector<bool> gone(static_cast<size_t>(state_.size()));
   for (Rank peer = 0; peer < state_.size(); ++peer) {
     const PeerState theirs = transport.state(peer, Board::kHost);
-    const bool left = theirs.left || theirs.failed || transport.connection_lost(peer);
+    const bool failed = theirs.failed && !theirs.hearsay;
+    const bool left = theirs.left || failed || transport.connection_lost(peer);
     const bool more = transport.stream_available(peer) > 0 && mailbox_.reads_from(peer);
     if (peer == state_.rank() || !left || more) continue;
     const PeerState ours = transport.state(state_.rank(), Board::kHost);

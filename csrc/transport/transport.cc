@@ -123,6 +123,9 @@ PeerState Transport::state(Rank rank, Board board) {
     state.finished = std::max(state.finished, finished);
   };
   if (const RankState* told = remote_ranks_->told_of(rank)) {
+    RemotePeer* const direct = remote(rank);
+    const bool tells = direct != nullptr && direct->wire().reached() && !direct->wire().parked();
+    state.hearsay = tells && !state.failed;  // see tell_remotes()
     state.failed = true;
     heard(told->called, told->finished);
   }

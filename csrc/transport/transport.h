@@ -46,6 +46,7 @@ struct PeerState {
   uint64_t finished = 0;  // sequence of the last one it finished
   bool left = false;      // said goodbye
   bool failed = false;    // its group failed there: see failure()
+  bool hearsay = false;   // so others say, and messages that it sent before may still come
 };
 
 // Some functions are virtual so that tests can break them and check that the break is noticed.

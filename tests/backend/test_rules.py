@@ -43,7 +43,7 @@ def test_rules_choose_by_collective_and_size(tmp_path: Path, way: str) -> None:
     with ranks(2, backend=None) as two:
         told = two(by_rules, way, f"@{file}")
     mine = ["all_reduce mine"] * 2
-    by_table = ["all_reduce ring", *mine, "all_reduce doubling", "broadcast tree"]
+    by_table = ["all_reduce ring", *mine, "all_reduce ring", "broadcast tree"]
     for lines in told:
         assert lines[: 2 if way == "device" else 5] == (mine if way == "device" else by_table)
 

@@ -210,6 +210,17 @@ void forked_children() {
   require(statuses[1] == 0, "status ", statuses[1]);
 }
 
+// A meeting's descriptors may be closed a little after it.
+int lasting_descriptors() {
+  int before = 0, now = open_descriptors();
+  while (now != before) {
+    before = now;
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    now = open_descriptors();
+  }
+  return now;
+}
+
 // A rank that runs out of descriptors says so, and the others say it of that rank: none is taken
 // for dead, and either all have the group or none.
 void no_descriptors(Rank victim, bool acquainted) {
@@ -226,7 +237,7 @@ void no_descriptors(Rank victim, bool acquainted) {
            };
            if (acquainted) make();
            if (rank == victim) {
-             const rlimit few{static_cast<rlim_t>(open_descriptors() - 1 + left), 4096};
+             const rlimit few{static_cast<rlim_t>(lasting_descriptors() - 1 + left), 4096};
              require(::setrlimit(RLIMIT_NOFILE, &few) == 0, "setrlimit");
            }
            const Deadline clock(std::chrono::hours(1));
