@@ -210,15 +210,12 @@ void forked_children() {
   require(statuses[1] == 0, "status ", statuses[1]);
 }
 
-// A meeting's descriptors may be closed a little after it.
-int lasting_descriptors() {
-  int before = 0, now = open_descriptors();
-  while (now != before) {
+// Returns once no more descriptors are closed: a meeting's may be, a little after it.
+void await_closed_descriptors() {
+  for (int before = 0, now = open_descriptors(); now != before; now = open_descriptors()) {
     before = now;
     std::this_thread::sleep_for(std::chrono::milliseconds(50));
-    now = open_descriptors();
   }
-  return now;
 }
 
 // A rank that runs out of descriptors says so, and the others say it of that rank: none is taken
@@ -237,7 +234,7 @@ void no_descriptors(Rank victim, bool acquainted) {
            };
            if (acquainted) make();
            if (rank == victim) {
-             lasting_descriptors();
+             await_closed_descriptors();
              const rlimit few{256, 4096};
              require(::setrlimit(RLIMIT_NOFILE, &few) == 0, "setrlimit");
              int last = 0;  // the limit is one of numbers: fill the gaps, too
