@@ -123,7 +123,7 @@ def test_a_rank_costs_what_its_plans_use(ranks: Place) -> None:
     assert vm // ARENA <= count
     assert answer.most("pss_bytes", last) - answer.most("pss_bytes", "start") <= 16 * MIB
     meeting = answer.stage("meeting")
-    waits = 60 + 10 * meeting["seconds"]  # a rank that waits asks again
+    waits = 100 + 10 * meeting["seconds"]  # a rank that waits asks again, in pauses that grow
     assert meeting["requests"]["median"] <= waits
     assert meeting["requests"]["most"] <= 10 * count + waits
     assert meeting["seconds"] <= claim(5 + 0.002 * count)

@@ -54,7 +54,8 @@ def test_damage_is_borne(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
         out, pickles = str(folder / "out.json"), str(folder / "pickles")
         status = main(["trace", str(folder), "--perfetto", out, "--torch", pickles])
         told = capsys.readouterr()
-        assert (told.err if status == 2 else told.out).strip()
+        # Where a rank left no record, the status is 2, and yet the others' records are told.
+        assert told.out.strip() or (status == 2 and told.err.strip())
         statuses.add(status)
     assert statuses & {0, 1}
 
