@@ -248,6 +248,53 @@ void messages(Way way, bool tcp) {
   }
 }
 
+// Rank 1 says that rank 0 has failed before rank 0 says so itself: its messages may still be on the
+// way, and one that it sends only then is received.
+void message_after_hearsay() {
+  SharedStore store;
+  Shared& shared = Shared::make();
+  require_all_zero(run_processes(3, [&](Rank rank) {
+    use_tcp();
+    const auto group = join(store, rank, 3);
+    perform(*group, call_of(Collective::kAllReduce, 3), 1);
+    Transport& transport = group->state().transport();
+    std::vector<std::byte> data(8000, std::byte{static_cast<unsigned char>(rank)});
+    const auto over = [&] { await("the last rank to end", [&] { return shared.over == 1; }); };
+    ++shared.held;
+    if (rank == 1) {
+      await("all to be through", [&] { return shared.held == 3; });
+      RankState words;
+      words.failed = 1;
+      std::strcpy(words.failure, "it has gone");
+      const std::byte* const begin = reinterpret_cast<const std::byte*>(&words);
+      transport.wire(2)->post(
+          {.type = FrameType::kState, .channel = transport.group_id(), .offset = 1},  // of rank 0
+          Payload(std::vector(begin, begin + sizeof words)));
+      transport.wire(2)->flush();
+      return over();
+    }
+    const auto message = message_of(rank == 0, 2 - rank, 1, data);
+    if (rank == 0) {
+      await("rank 2 to have heard", [&] { return shared.ready == 1; });
+      group->messages().post(message);
+      require_good(*group, message);
+      leave(*group, Way::kAbort);
+      return over();
+    }
+    group->messages().post(message);
+    await("rank 1 to tell", [&] { return transport.state(0, Board::kHost).failed; });
+    for (int i = 0; i < 3; ++i) group->state().check();
+    require(!message->done, "it is still awaited");
+    shared.ready = 1;
+    require_good(*group, message);
+    require(data[7999] == std::byte{0}, "what was sent");
+    const auto missing = message_of(false, 0, 2, data);
+    group->messages().post(missing);
+    require(group->wait(*missing, kLong) && missing->error, "nobody sends it");
+    shared.over = 1;
+  }));
+}
+
 // A collective of this rank's fails. A message that had come by then, unseen, still counts.
 void message_before_a_failure() {
   SharedStore store;
@@ -318,6 +365,7 @@ std::vector<Check> all_checks() {
     checks.push_back({tcp ? "tcp/no group" : "no group", [=] { no_group(tcp); }});
   }
   checks.push_back({"message before a failure", message_before_a_failure});
+  checks.push_back({"tcp/message after hearsay", message_after_hearsay});
   return checks;
 }
 
