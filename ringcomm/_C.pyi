@@ -148,6 +148,11 @@ def tell_failures_to(pipe: int) -> None:
 def ask_for_records() -> None:
     """Ask all peers, of groups that have not failed, to write their flight records."""
 
+calls_hooks: bool  # whether torch has any
+
+def tell_failures() -> None:
+    """Call the hooks that torch has registered with each group that has failed."""
+
 def look_at_groups() -> int:
     """Let groups hear of failures at peers; return how often ranks have asked for records."""
 

@@ -4,10 +4,16 @@ namespace ringcomm {
 
 constexpr uint64_t kEagerBytes = 8 << 10;  // messages up to this travel at once
 constexpr uint64_t kQuantum = 1 << 20;     // bytes of a peer's turn: others wait
+constexpr uint64_t kPutBytes = 1 << 30;    // of a frame: more would not fit in MessageHeader::body
 
 Descriptor Message::descriptor() const {
   return make_descriptor(
       MessageKind{sending, dtype, data.bytes / size_of(dtype), peer, tag, line, layout});
+}
+
+const char* Message::advice() const {
+  return tag < kWindowTags ? "every send needs a recv with the same tag, and the other way round"
+                           : "every wait_signal needs a signal of the other rank's";
 }
 
 Mailbox::Mailbox(Transport& transport, Recorder& recorder)
@@ -30,6 +36,7 @@ void Mailbox::post(const MessagePtr& message) {
 }
 
 void Mailbox::post_send(const MessagePtr& message) {
+  if (message->into) return post_put(message);
   Peer& to = peer(message->peer);
   const uint64_t bytes = message->data.bytes;
   Outgoing out{{Kind::kEager, message->tag, message->type(), static_cast<uint32_t>(bytes),
@@ -44,6 +51,19 @@ void Mailbox::post_send(const MessagePtr& message) {
     to.announced[out.frame.id] = message;
   }
   to.out.push_back(std::move(out));
+}
+
+// All of its frames are in the queue at once: no signal comes between them.
+void Mailbox::post_put(const MessagePtr& message) {
+  Peer& to = peer(message->peer);
+  const Span& data = message->data;
+  for (uint64_t at = 0; at < data.bytes; at += kPutBytes) {
+    const auto body = static_cast<uint32_t>(std::min(kPutBytes, data.bytes - at));
+    Outgoing& out = to.out.emplace_back();
+    out.frame = {Kind::kPut, message->tag, message->type(), body, *message->into + at, data.bytes};
+    out.body = data.data + at;
+    if (at + body == data.bytes) out.completes = message;
+  }
 }
 
 void Mailbox::clear_to_send(Rank rank, const MessageHeader& announce, const MessagePtr& message) {
@@ -158,10 +178,31 @@ void Mailbox::open_frame(Rank rank) {
   } else if (frame.body == 0 && (frame.kind == Kind::kAnnounce || frame.kind == Kind::kClear ||
                                  frame.kind == Kind::kRevoke)) {
     return;
+  } else if (frame.kind == Kind::kPut) {
+    return open_put(rank);
   }
   from.broken = true;
   throw PeerError(rank, str("rank ", rank, " sent a message that makes no sense (kind ",
                             static_cast<uint32_t>(frame.kind), ", ", frame.body, " bytes)"));
+}
+
+void Mailbox::open_put(Rank rank) {
+  Peer& from = peer(rank);
+  const MessageHeader& frame = from.frame;
+  const auto place = windows_.find(frame.tag);
+  const uint64_t room = place == windows_.end() ? 0 : place->second.memory.bytes;
+  if (frame.body <= room && frame.id <= room - frame.body) {
+    from.target = place->second.memory.data + frame.id;
+    return;
+  }
+  from.broken = true;
+  throw no_window(rank, frame, room);
+}
+
+PeerError Mailbox::no_window(Rank rank, const MessageHeader& frame, uint64_t room) {
+  return PeerError(rank, str("rank ", rank, " put ", frame.body, " bytes at ", frame.id,
+                             " of window ", frame.tag - kWindowTags, ", which has ", room,
+                             " bytes here: keep a window until all ranks have deregistered it"));
 }
 
 void Mailbox::close_frame(Rank rank) {
@@ -206,7 +247,38 @@ void Mailbox::close_frame(Rank rank) {
     }
     case Kind::kRevoke:
       return revoked(rank, frame.id);
+    case Kind::kPut:
+      windows_[frame.tag].got[static_cast<size_t>(rank)] += frame.body;
+      return;
   }
+}
+
+uint32_t Mailbox::open_window(Span memory) {
+  const Lock lock(mutex_);
+  const uint32_t tag = kWindowTags + next_window_++;
+  windows_[tag] = {memory, std::vector<uint64_t>(peers_.size())};
+  open_ = windows_.size();
+  return tag;
+}
+
+// A put that is on its way into it has nowhere to go, so its sender is not read any more.
+void Mailbox::close_window(uint32_t tag) {
+  const Lock lock(mutex_);
+  for (Rank rank = 0; rank < std::ssize(peers_); ++rank) {
+    const auto& from = peers_[static_cast<size_t>(rank)];
+    const bool opened = from && from->header_read == sizeof(MessageHeader);
+    if (!opened || from->frame.kind != Kind::kPut || from->frame.tag != tag) continue;
+    from->broken = true;
+    error_ = std::make_exception_ptr(no_window(rank, from->frame, 0));
+    failed_.store(true, std::memory_order_release);
+  }
+  windows_.erase(tag);
+  open_ = windows_.size();
+}
+
+uint64_t Mailbox::put_by(Rank peer, uint32_t tag) {
+  const Lock lock(mutex_);
+  return windows_.at(tag).got[static_cast<size_t>(peer)];
 }
 
 bool Mailbox::progress() {

@@ -7,10 +7,15 @@
 //
 // A message of which nothing has moved can be withdrawn. An announcement that is out already is
 // revoked. The matched receive waits for another message; a request for a revoked one is ignored.
+//
+// A put goes into a window: memory that the receiver has opened for all peers, so nobody has to ask
+// for it. A signal is a message without bytes whose tag is the window's. It comes after all puts
+// that its sender has posted before.
 #pragma once
 
 #include <deque>
 #include <list>
+#include <map>
 #include <memory>
 #include <unordered_map>
 
@@ -28,14 +33,17 @@ struct Message final : Request, MessageKind {
   Message* as_message() override { return this; }
   static constexpr Rank kAnySource = -1;
 
-  Span data;                 // its bytes count, not MessageKind::count
-  Rank source = kAnySource;  // receive: who sent it, once done
-  uint64_t ticket = 0;       // the flight recorder's
+  Span data;                     // its bytes count, not MessageKind::count
+  std::optional<uint64_t> into;  // a put: where in the peer's window, in bytes
+  Rank source = kAnySource;      // receive: who sent it, once done
+  uint64_t ticket = 0;           // the flight recorder's
 
   // Returns the DType and the layout: both sides must have the same.
   uint32_t type() const { return static_cast<uint32_t>(dtype) | layout << 8; }
   Descriptor descriptor() const;
   std::string describe() const { return to_text(descriptor()); }
+  // Says how a program makes it end.
+  const char* advice() const;
 };
 
 using MessagePtr = std::shared_ptr<Message>;
@@ -61,6 +69,13 @@ class Mailbox {
     const Lock lock(mutex_);
     return !is_used(rank) || has_room(peer(rank));
   }
+  // Opens this rank's part of a window. Every rank opens its windows in the same order, and so
+  // gets the same tag.
+  uint32_t open_window(Span memory);
+  void close_window(uint32_t tag);
+  bool has_windows() const { return open_.load(std::memory_order_relaxed) > 0; }
+  // Returns how many bytes a peer has put into it.
+  uint64_t put_by(Rank peer, uint32_t tag);
   void fail_all(const std::exception_ptr& error);
   // Ends the message with that error, and harms nothing else. Returns false if a part of it has
   // moved; then it goes on. A message that is done stays so.
@@ -69,14 +84,14 @@ class Mailbox {
   std::exception_ptr error();
 
  private:
-  enum class Kind : uint32_t { kEager = 1, kAnnounce, kClear, kPiece, kRevoke };
+  enum class Kind : uint32_t { kEager = 1, kAnnounce, kClear, kPiece, kRevoke, kPut };
   static constexpr uint64_t kMostKept = 64 << 20;  // unwanted bytes of one peer; then it must wait
   struct MessageHeader {                           // on the wire, followed by `body` bytes
     Kind kind;
     uint32_t tag;
     uint32_t type;
     uint32_t body;
-    uint64_t id;     // announced messages: the sender's number of it
+    uint64_t id;     // announced messages: the sender's number of it; puts: where in the window
     uint64_t bytes;  // of the whole message
   };
   struct Outgoing {
@@ -91,6 +106,10 @@ class Mailbox {
     MessagePtr message;
     uint64_t got = 0;
     Paces::Receiving pace{};
+  };
+  struct Window {
+    Span memory;
+    std::vector<uint64_t> got;  // bytes, by peer
   };
   struct Arrived {  // a message that nobody wanted yet
     MessageHeader frame;
@@ -113,10 +132,12 @@ class Mailbox {
   };
 
   void post_send(const MessagePtr& message) RINGCOMM_REQUIRES(mutex_);
+  void post_put(const MessagePtr& message) RINGCOMM_REQUIRES(mutex_);
   void post_receive(const MessagePtr& message) RINGCOMM_REQUIRES(mutex_);
   bool write_to(Rank rank) RINGCOMM_REQUIRES(mutex_);
   bool read_from(Rank rank) RINGCOMM_REQUIRES(mutex_);
   void open_frame(Rank rank) RINGCOMM_REQUIRES(mutex_);
+  void open_put(Rank rank) RINGCOMM_REQUIRES(mutex_);
   void close_frame(Rank rank) RINGCOMM_REQUIRES(mutex_);
   void take(const MessagePtr& message, Rank rank, Arrived& arrived) RINGCOMM_REQUIRES(mutex_);
   void clear_to_send(Rank rank, const MessageHeader& announce, const MessagePtr& message)
@@ -128,6 +149,7 @@ class Mailbox {
   bool take_back(const Message& message) RINGCOMM_REQUIRES(mutex_);
   bool take_back_send(const Message& message) RINGCOMM_REQUIRES(mutex_);
   MessagePtr match(Rank rank, const MessageHeader& frame) RINGCOMM_REQUIRES(mutex_);
+  static PeerError no_window(Rank rank, const MessageHeader& frame, uint64_t room);
   std::exception_ptr mismatch(const Message& message, Rank rank, const MessageHeader& frame) const;
   void complete(const MessagePtr& message, const std::exception_ptr& error)
       RINGCOMM_REQUIRES(mutex_);
@@ -155,8 +177,11 @@ class Mailbox {
   std::list<MessagePtr> active_ RINGCOMM_GUARDED_BY(mutex_);  // every message not done
   // Done, but for the callback.
   std::deque<std::pair<MessagePtr, std::exception_ptr>> finished_ RINGCOMM_GUARDED_BY(mutex_);
+  std::map<uint32_t, Window> windows_ RINGCOMM_GUARDED_BY(mutex_);  // by tag
+  uint32_t next_window_ RINGCOMM_GUARDED_BY(mutex_) = 0;
   Paces paces_ RINGCOMM_GUARDED_BY(mutex_);
   std::exception_ptr error_ RINGCOMM_GUARDED_BY(mutex_);
+  std::atomic<size_t> open_{0};      // windows
   std::atomic<bool> failed_{false};  // error_ is set
   std::atomic<int> pending_{0};      // active or finished, or a revocation that is not out
 };

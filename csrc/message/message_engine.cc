@@ -38,7 +38,7 @@ void MessageEngine::post_late(const MessagePtr& message) {
 }
 
 bool MessageEngine::progress(Driver& driver) {
-  if (!pending() || !(state_.failed() || mailbox_.ready())) return false;
+  if (!(pending() || watched()) || !(state_.failed() || mailbox_.ready())) return false;
   driver.let_go();  // callbacks must find the group free
   return move([&] { return mailbox_.progress(); });
 }
@@ -56,7 +56,7 @@ void MessageEngine::time_out(const Message& message, const Deadline& limit) {
   if (message.peer >= 0) {
     whom += str(" (rank ", message.peer, ", ", state_.diagnosis().where_is(message.peer, 0), ")");
   }
-  whom += ": every send needs a recv with the same tag, and the other way round";
+  whom += str(": ", message.advice());
   give_up(message, std::make_exception_ptr(timed_out(message.describe(), limit, whom)));
 }
 
@@ -105,9 +105,7 @@ void MessageEngine::check_source(const Message& message, const std::vector<bool>
     if (!gone[static_cast<size_t>(message.peer)]) return;
     const PeerState state = transport.state(message.peer, Board::kHost);
     if (state.failed) throw_failed(message.peer);
-    state_.diagnosis().throw_gone(
-        message.peer, message.describe(), 0,
-        "every send needs a recv with the same tag, and the other way round");
+    state_.diagnosis().throw_gone(message.peer, message.describe(), 0, message.advice());
   }
   for (Rank peer = 0; peer < state_.size(); ++peer) {  // it may have been the one that was to send
     const bool failed = transport.state(peer, Board::kHost).failed;

@@ -21,8 +21,18 @@ class MessageEngine final : public Engine {
   void give_up(const Message& message, const std::exception_ptr& error);
   void time_out(const Message& message, const Deadline& limit);
 
+  // Window of this rank: see Mailbox. Peers may write into it from now on.
+  uint32_t open_window(Span memory) {
+    const uint32_t tag = mailbox_.open_window(memory);
+    state_.kick();
+    return tag;
+  }
+  void close_window(uint32_t tag) { mailbox_.close_window(tag); }
+  uint64_t put_by(Rank peer, uint32_t tag) { return mailbox_.put_by(peer, tag); }
+
   bool pending() override { return mailbox_.pending(); }
-  bool ready(Driver&) override { return pending() && mailbox_.ready(); }
+  bool watched() const override { return mailbox_.has_windows(); }  // nobody may wait for a put
+  bool ready(Driver&) override { return (pending() || watched()) && mailbox_.ready(); }
   bool progress(Driver& driver) override;
   void check() override;
   void end_failed() override {

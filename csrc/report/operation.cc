@@ -165,9 +165,17 @@ std::string to_text(const Descriptor& descriptor) {
   if (collective > kRecv || dtype >= kDTypes) return "an unknown collective";
   if (collective >= kSend) {
     const bool sending = collective == kSend;
+    const std::string peer = root == kNobody ? "any rank" : str("rank ", root);
+    if (const uint64_t tag = descriptor.words[kSplits]; tag >= kWindowTags) {
+      const std::string window = str(" window ", tag - kWindowTags, sending ? " to " : " from ");
+      if (descriptor.words[kCount] == 0)
+        return str(sending ? "signal" : "wait_signal", " of", window, peer);
+      return str("put ", to_string(static_cast<DType>(dtype)), "[", descriptor.words[kCount],
+                 "] into window ", tag - kWindowTags, " of ", peer);
+    }
     return str(sending ? "send " : "recv ", to_string(static_cast<DType>(dtype)), "[",
                descriptor.words[kCount], "] tag ", descriptor.words[kSplits],
-               sending ? " to " : " from ", root == kNobody ? "any rank" : str("rank ", root));
+               sending ? " to " : " from ", peer);
   }
   const Purpose purpose = purpose_of(descriptor);
   if (purpose == Purpose::kMemory) return "registration of memory";

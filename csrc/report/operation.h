@@ -78,6 +78,8 @@ struct MessageKind {
   uint32_t line = 0, layout = 0;  // as in Operation
 };
 Descriptor make_descriptor(const MessageKind& message);
+// Tags from here on are those of windows (message/mailbox.h). Programs have none of them.
+inline constexpr uint32_t kWindowTags = uint32_t{1} << 31;
 // Packs the terms on which both sides of a message must agree into 48 bits: type, tag, and the last
 // bits of the size.
 inline constexpr uint64_t kMessageBytes = (uint64_t{1} << 36) - 1;

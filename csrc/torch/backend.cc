@@ -48,6 +48,15 @@ CommunicatorOptions wanted_of(const ringcomm::Options& options, RankAndSize self
 
 // ---- life
 
+void Backend::begin_life(std::shared_ptr<Communicator> group) {
+  auto state = std::make_shared<BackendState>();
+  state->group = std::move(group);
+  state->hooks = hooks_;
+  place_ = {state->group->rank(), state->group->size()};
+  BackendStates::get().add(state);
+  life_ = std::move(state);
+}
+
 c10::intrusive_ptr<Backend> Backend::create(const StorePtr& store, RankAndSize self,
                                             GroupOptionsPtr options) {
   // Until it is reconfigured, a rank is alone and takes no calls.
@@ -134,7 +143,7 @@ void Backend::registerOnCompletionHook(
     std::function<void(std::shared_ptr<c10d::WorkInfo>)>&& hook) {
   TORCH_CHECK(!hasHooks(), "ringcomm: the group has a completion hook already");
   onCompletionHook_ = std::move(hook);
-  life()->hook = onCompletionHook_;
+  hooks_->ended = onCompletionHook_;
 }
 
 void Backend::close(bool drains) {

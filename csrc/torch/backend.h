@@ -69,6 +69,23 @@ class Backend final : public c10d::Backend {
       std::function<void(std::shared_ptr<c10d::WorkInfo>)>&& hook) override;
   void waitForPendingWorks() override { life()->wait_for_all(); }
 
+  // Has hooks called: see Hooks.
+#ifdef C10D_BACKEND_HAS_HOOKS
+  void registerAbortHook(int64_t id, c10d::AbortHook hook) override {
+    hooks_->failed.add(id, std::move(hook));
+  }
+  void unregisterAbortHook(int64_t id) override { hooks_->failed.remove(id); }
+#endif
+#if TORCH_VERSION_MINOR >= 15
+  bool supportsAbortHooks() const override { return true; }
+  bool supportsCompletionHooks() const override { return true; }
+  void registerCompletionHook(int64_t id, c10d::CompletionHook hook) override {
+    hooks_->succeeded.add(
+        id, [hook = std::move(hook)](uint64_t key, std::optional<float> ms) { hook({key, ms}); });
+  }
+  void unregisterCompletionHook(int64_t id) override { hooks_->succeeded.remove(id); }
+#endif
+
   // Meets on the device at once, for init_process_group(device_id=...).
   void eagerConnectSingleDevice(at::Device device) override;
 
@@ -151,6 +168,11 @@ class Backend final : public c10d::Backend {
   // Names on rank 0 the ranks that do not come, and tells the others.
   void monitoredBarrier(const c10d::BarrierOptions& opts, bool waitAllRanks) override;
 
+#ifdef C10D_BACKEND_HAS_WINDOW
+  bool supportsWindow() const override { return true; }
+  c10::intrusive_ptr<c10d::Window> new_window(const std::optional<at::Tensor>& tensor) override;
+#endif
+
   WorkPtr send(Tensors& tensors, int dstRank, int tag) override;
   WorkPtr recv(Tensors& tensors, int srcRank, int tag) override;
   WorkPtr recvAnysource(Tensors& tensors, int tag) override;
@@ -163,6 +185,7 @@ class Backend final : public c10d::Backend {
   int size() const { return place_.load().size; }
 
  private:
+  friend class Window;  // whose puts and signals are calls
   // The calls between startCoalescing() and endCoalescing().
   struct Batch {
     std::vector<WorkPtr> works;
@@ -181,6 +204,8 @@ class Backend final : public c10d::Backend {
   std::shared_ptr<Communicator> gather(CommunicatorOptions wanted, const std::vector<Way>& ways,
                                        const std::vector<std::string>& meeting, int aborts) const;
   std::chrono::milliseconds timeout_of(std::chrono::milliseconds asked, const GroupState& state);
+  // Tells whether torch needs a Work of each call. Else a finished one has none.
+  bool wants_works() const { return !hooks_->succeeded.empty(); }
   // Runs the call here, or starts it. Returns null for a finished call, as torch expects.
   WorkPtr issue(Call&& call);
   WorkPtr run(Call& call);
@@ -202,6 +227,7 @@ class Backend final : public c10d::Backend {
   std::atomic<std::shared_ptr<BackendState>> life_;
   std::atomic<RankAndSize> place_;  // in that life; partner: begin_life()
   const GroupOptionsPtr options_;   // but for the timeout, which the group has
+  const std::shared_ptr<Hooks> hooks_ = std::make_shared<Hooks>();
   std::atomic<int64_t> extension_ms_{0};
 
   Mutex split_mutex_;

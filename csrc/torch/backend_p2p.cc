@@ -47,6 +47,7 @@ void Backend::post(const c10::intrusive_ptr<Work>& work, Call& call) {
   auto message = std::make_shared<Message>(call.operation.timeout);
   static_cast<MessageKind&>(*message) = kind_of(call);
   message->data = memory_of(call);
+  message->into = call.into;
   message->on_done = [work](const std::exception_ptr& error) { work->complete(error); };
   work->follow(message);
   try {

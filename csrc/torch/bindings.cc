@@ -327,6 +327,12 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
 
   module.def("flight_rings", [] { return to_bytes(Groups::get().flight_rings()); });
   module.def("ask_for_records", [] { Groups::get().ask_for_records(); }, NoGil());
+#ifdef C10D_BACKEND_HAS_HOOKS
+  module.attr("calls_hooks") = true;
+#else
+  module.attr("calls_hooks") = false;
+#endif
+  module.def("tell_failures", [] { BackendStates::get().tell_failures(); }, NoGil());
   module.def("look_at_groups", [] { return Groups::get().hear_peers(); }, NoGil());
   module.def("tell_failures_to", [](int pipe) { Process::get().tell_failures_to(pipe); });
   module.def("close_groups", [](const std::string& error) {

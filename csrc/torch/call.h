@@ -40,6 +40,7 @@ struct Call {
   std::optional<Rank> peer;          // the other side of a send or receive
   std::optional<at::Device> device;  // see find_device(); a barrier, without tensors, may name one
   uint32_t tag = 0;
+  std::optional<uint64_t> into;  // a put: see Message
   Continuation continuation;
   Staging staging;
   at::TensorList inputs, outputs;

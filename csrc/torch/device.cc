@@ -49,7 +49,8 @@ void find_device(Call& call) {
     }
   }
   const bool on_cpu = !device || device->is_cpu();
-  const bool simulated = on_cpu && !call.continuation && device_is_simulated();
+  const bool on_host = call.continuation || call.tag >= kWindowTags;
+  const bool simulated = on_cpu && !on_host && device_is_simulated();
   if (simulated) device = at::Device(at::kCPU);
   call.device = on_cpu && !simulated ? std::nullopt : device;
 }
@@ -97,7 +98,24 @@ DeviceWork::~DeviceWork() {
 
 void DeviceWork::follow(CompletionPtr end) {
   end_ = std::move(end);
+  tell_end();
   if (recordFunctionEndCallback_) std::exchange(recordFunctionEndCallback_, nullptr)();
+}
+
+// Nobody waits for the end of an operation on a device, so the workers look for it.
+void DeviceWork::tell_end() const {
+  if (backend_state_->hooks->succeeded.empty()) return;
+  struct Told {
+    std::shared_ptr<BackendState> backend_state;
+    CompletionPtr end;
+    uint64_t key;
+    ~Told() {
+      if (end->good()) backend_state->hooks->succeeded.call(key, std::nullopt);
+    }
+  };
+  const Completion* const end = end_.get();
+  Workers::get().release_later(std::shared_ptr<Told>(new Told{backend_state_, end_, key_}),
+                               [end] { return end->reached(); });
 }
 
 void DeviceWork::add(Call& call) {
@@ -208,6 +226,7 @@ Backend::WorkPtr Backend::start_on_device(Call& call, const EventEnd& event_end)
     }
     // The caller's next work in its stream follows it anyway.
     if (call.type == c10d::OpType::BARRIER || !call.device->is_cuda()) work->wait();
+    if (wants_works()) return work;
     work->forget();
     return nullptr;
   });

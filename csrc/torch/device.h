@@ -48,14 +48,16 @@ class DeviceWork final : public c10d::Work {
   // Returns a future that is complete from the start. A user of its value waits in a stream.
   c10::intrusive_ptr<c10::ivalue::Future> getFuture() override;
   uint64_t getSequencenumber() const override { return sequence_; }
+  uint64_t getCompletionKey() const { return key_; }  // overrides from torch 2.15 on
 
  private:
+  void tell_end() const;
   void wait_on_host(std::chrono::milliseconds timeout);
 
   const std::shared_ptr<BackendState> backend_state_;
   const at::Device device_;
   const bool barrier_;
-  const uint64_t sequence_;
+  const uint64_t sequence_, key_ = new_key();
   const int source_;
   std::vector<at::Tensor> kept_, outputs_;
   std::vector<Staging> staging_;

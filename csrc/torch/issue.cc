@@ -48,9 +48,10 @@ Backend::WorkPtr Backend::issue(Call&& call) {
 }
 
 Backend::WorkPtr Backend::run(Call& call) {
+  const auto work = wants_works() ? c10::make_intrusive<Work>(call, nullptr) : nullptr;
   with_torch_errors([&] { call.life->group->run(call.operation); });
-  call.staging.finish();
-  return nullptr;
+  work ? work->complete(nullptr) : call.staging.finish();
+  return work;
 }
 
 Backend::WorkPtr Backend::start(Call& call, const EventEnd& event_end) {
@@ -63,7 +64,7 @@ Backend::WorkPtr Backend::start(Call& call, const EventEnd& event_end) {
     return work;
   }
   work->wait();
-  return nullptr;
+  return wants_works() ? work : nullptr;
 }
 
 void Backend::submit(const c10::intrusive_ptr<Work>& work, Call& call) {

@@ -10,16 +10,6 @@ namespace ringcomm {
 constexpr const char* kBar = " | ";  // in a handle: a card, and a contact
 constexpr int kShrinkAbort = 1;
 
-// ---- life
-
-void Backend::begin_life(std::shared_ptr<Communicator> group) {
-  auto state = std::make_shared<BackendState>();
-  state->group = std::move(group);
-  state->hook = onCompletionHook_;
-  place_ = {state->group->rank(), state->group->size()};
-  life_ = std::move(state);
-}
-
 // `meeting`: words that all ranks that meet have, and no others. `aborts`: as many have been.
 std::shared_ptr<Communicator> Backend::gather(CommunicatorOptions wanted,
                                               const std::vector<Way>& ways,

@@ -10,7 +10,31 @@
 
 namespace ringcomm {
 
+// ---- hooks
+
+void BackendState::tell_failure() {
+  GroupState& state = group->state();
+  const bool failed = state.failed() || state.transport().first_failed();
+  if (failed && !hooks->failed.empty() && !told.exchange(true)) hooks->failed.call();
+}
+
+void BackendStates::tell_failures() {
+  std::vector<std::shared_ptr<BackendState>> all;
+  {
+    const Lock lock(mutex_);
+    for (const auto& state : states_) all.push_back(state.lock());
+  }
+  for (const auto& state : all) {
+    if (state) state->tell_failure();
+  }
+}
+
 // ---- Work
+
+uint64_t new_key() {
+  static std::atomic<uint64_t> last{0};
+  return ++last;
+}
 
 Work::Work(Call& call, const EventEnd& event_end)
     : c10d::Work(call.life->group->rank(), call.type),
@@ -18,7 +42,7 @@ Work::Work(Call& call, const EventEnd& event_end)
       inputs_(call.inputs.vec()),
       outputs_(call.outputs.vec()),
       staging_(std::move(call.staging)),
-      hooked_(backend_state_->hook != nullptr),
+      hooked_(backend_state_->hooks->ended != nullptr),
       sequence_(backend_state_->group->sequence() + (call.peer ? 0 : 1)) {  // messages have none
   recordFunctionEndCallback_ = event_end;
   ++backend_state_->pending;
@@ -41,6 +65,8 @@ void Work::complete(const std::exception_ptr& why) {
   }
   ended_ = Clock::now();
   finish(error);
+  if (!error && !backend_state_->hooks->succeeded.empty())
+    backend_state_->hooks->succeeded.call(key_, getDuration());
   const Finally over{[&] {
     backend_state_->end_one();
     const auto self = c10::intrusive_ptr<c10d::Work>::reclaim_copy(this);
@@ -62,7 +88,7 @@ void Work::call_back() {
     const at::ThreadLocalStateGuard as_caller(caller_);
     if (future) resolve(*future);
     if (!hooked_) return;
-    backend_state_->hook(
+    backend_state_->hooks->ended(
         std::make_shared<c10d::WorkInfo>(retrieveOpType(), sequence_, started_, ended_,
                                          std::chrono::duration<float>(ended_ - started_)));
   });

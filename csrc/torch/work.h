@@ -7,16 +7,21 @@
 #include <functional>
 #include <map>
 
+#include "group/per_process.h"
 #include "torch/call.h"
+#include "torch/hooks.h"
 
 namespace ringcomm {
 
 // The part of a backend that outlives it, or its reconfiguration, while operations run.
 struct BackendState {
   std::shared_ptr<Communicator> group;
-  std::atomic<int> pending{0};  // works whose hooks and callbacks have not returned
-  // Set once, for works that begin from then on.
-  std::function<void(std::shared_ptr<c10d::WorkInfo>)> hook;
+  std::shared_ptr<Hooks> hooks;   // the backend's
+  std::atomic<int> pending{0};    // works whose hooks and callbacks have not returned
+  std::atomic<bool> told{false};  // its failure, to the hooks
+
+  // Calls the hooks for a failure, once, if this rank or another has failed.
+  void tell_failure();
 
   void end_one() {
     if (--pending == 0) pending.notify_all();
@@ -25,6 +30,32 @@ struct BackendState {
     while (const int count = pending) pending.wait(count);
   }
 };
+
+// All of this process.
+class BackendStates {
+ public:
+  static BackendStates& get() { return PerProcess<BackendStates>::get(); }
+
+  void add(const std::shared_ptr<BackendState>& state) {
+    const Lock lock(mutex_);
+    std::erase_if(states_, [](const auto& other) { return other.expired(); });
+    states_.push_back(state);
+  }
+  // Calls the hooks of each group that has failed. They may take seconds, so the program learns of
+  // the failure meanwhile.
+  void tell_failures();
+
+  void before_fork() RINGCOMM_UNCHECKED_LOCKS { mutex_.lock(); }
+  void after_fork() RINGCOMM_UNCHECKED_LOCKS { mutex_.unlock(); }
+  void forked() {}
+
+ private:
+  Mutex mutex_;
+  std::vector<std::weak_ptr<BackendState>> states_ RINGCOMM_GUARDED_BY(mutex_);
+};
+
+// Returns a key for the hooks, as no other Work of this process has.
+uint64_t new_key();
 
 class Work final : public c10d::Work {
  public:
@@ -43,6 +74,7 @@ class Work final : public c10d::Work {
   c10::intrusive_ptr<c10::ivalue::Future> getFuture() override;
   float getDuration() const override;  // milliseconds
   uint64_t getSequencenumber() const override { return sequence_; }
+  uint64_t getCompletionKey() const { return key_; }  // overrides from torch 2.15 on
 
  private:
   using Future = c10::ivalue::Future;
@@ -56,6 +88,7 @@ class Work final : public c10d::Work {
   bool hooked_;
   at::ThreadLocalState caller_;
   uint64_t sequence_;
+  const uint64_t key_ = new_key();
   Clock::time_point started_ = Clock::now(), ended_;
 
   std::shared_ptr<Request> request_;

@@ -54,11 +54,13 @@ MOST = 1 << 20  # bytes of the pipe that are read at once
 FAILED = b"\1"  # the library's
 OVER = b"\0"  # the watcher is to end
 PATIENCE = 2.0  # seconds for that
+WRITES = 60.0  # seconds, if torch is writing its own records: it gives up before
 KEPT, KEPT_FAILED = 8, 64  # files of groups that are gone when another group is made
 JOBS, BYTES, SECONDS = 16, 64 << 20, 7 * 86400  # in the temporary folder, of jobs that are gone
 
 _lock, _files_lock = threading.Lock(), threading.Lock()
 _watcher: tuple[int, threading.Thread] | None = None  # the pipe's end that is written
+_writing = False  # torch's records
 _told: list[bool] = []
 _files: list[Path] = []  # for live groups
 _left: list[Path] = []  # for groups that were destroyed
@@ -232,20 +234,21 @@ def watch(library: Any, rank: int) -> None:
     """
     global _watcher
     folder = setting("trace")
-    if _watcher is not None or folder == "off":
+    off = folder == "off"
+    if _watcher is not None or (off and not library.calls_hooks):
         return
     try:
         reading, writing = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
     except OSError:  # no descriptors: the group itself is about to say so
         return
-    if folder:
+    if folder and not off:
         program_lines.keep_in(Path(folder), f"rank{rank}-{os.getpid()}")
     thread = threading.Thread(
         target=listen, args=(reading, rank), name="ringcomm-flight", daemon=True
     )
     try:
         thread.start()
-        if signal.getsignal(signal.SIGUSR2) == signal.SIG_DFL:
+        if not off and signal.getsignal(signal.SIGUSR2) == signal.SIG_DFL:
             # Its handler writes at once, also while the main thread waits in the library, where one
             # of Python's would not run. The stacks of other threads it could not read safely.
             faulthandler.register(signal.SIGUSR2, file=writing, all_threads=False)
@@ -266,6 +269,8 @@ def stop() -> None:
     with contextlib.suppress(OSError):  # full: it is reading
         os.write(pipe, OVER)
     thread.join(PATIENCE)
+    if _writing:
+        thread.join(WRITES)
 
 
 def listen(pipe: int, rank: int) -> None:
@@ -286,7 +291,9 @@ class _Watcher:
     def __init__(self, library: Any, rank: int) -> None:
         self.library, self.rank, self.asked, self.due = library, rank, 0, 0.0
         self.stragglers, self.metrics = stragglers.Stragglers(), setting("metrics")
-        self.folder, self.hang_due = setting("trace"), time.monotonic() + STILL
+        self.off = setting("trace") == "off"  # then it serves torch's hooks alone
+        self.folder = "" if self.off else setting("trace")
+        self.hang_due = time.monotonic() + STILL
         self.hangs: set[tuple[int, bool, int]] = set()  # operations that were told
         self.places_due = time.monotonic() + STILL
         self.places: collections.deque[str] = collections.deque(maxlen=int(60 / LOOK_EVERY))
@@ -311,8 +318,17 @@ class _Watcher:
         failed = FAILED in told and (not is_elastic() or bool(self.folder))
         if failed:
             dump_after("a group has failed")
-        if asked or failed:
+        if (asked or failed) and not self.off:
             self.ask()
+        if failed:
+            self.tell_torch()
+
+    def tell_torch(self) -> None:
+        """Have torch's flight recorder write its file, too; from torch 2.15 on it asks for that."""
+        global _writing
+        _writing = True
+        self.library.tell_failures()
+        _writing = False
 
     def ask(self) -> None:
         """Ask all ranks for their records; that this one has asked is nothing new to it."""
@@ -330,6 +346,9 @@ class _Watcher:
             before, self.asked = self.asked, times
             if times > before:
                 dump_after("another rank has failed, or has waited for long")
+                self.tell_torch()
+        if self.off:
+            return
         if time.monotonic() >= self.hang_due and (not is_elastic() or self.folder):
             self.hang_due = time.monotonic() + HANG_EVERY
             self.look_for_a_hang()

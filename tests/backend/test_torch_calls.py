@@ -58,15 +58,11 @@ FORWARDED = {
     "reduce_scatter_single_coalesced": "reduce_scatter_tensor_coalesced",
 }
 DECLINED = {
-    *("endTimeEstimate", "getMemAllocator", "getMemoryStats", "merge"),
-    *("new_window", "registerAbortHook", "registerCompletionHook", "resume", "startTimeEstimate"),
-    *("suspend", "unregisterAbortHook", "unregisterCompletionHook"),
+    *("endTimeEstimate", "getMemAllocator", "getMemoryStats", "merge", "resume"),
+    *("startTimeEstimate", "suspend"),
 }
 NO = {  # does it support ...? No; and what there would be is declined
-    "supportsAbortHooks": "registerAbortHook",
-    "supportsCompletionHooks": "registerCompletionHook",
     "supportsTimeEstimation": "startTimeEstimate",
-    "supportsWindow": "new_window",
 }
 KEPT = {"setGroupUid", "getBoundDeviceId", "setBoundDeviceId", "isInitialized"}  # what it keeps
 
