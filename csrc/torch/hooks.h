@@ -1,4 +1,5 @@
-// What torch asks to be told of a group's operations. Its flight recorder does, from 2.15 on.
+// torch's hooks: functions that are told of a group's operations, as its flight recorder is from
+// 2.15 on.
 #pragma once
 
 #include <map>

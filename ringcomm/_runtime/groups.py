@@ -12,7 +12,7 @@ import inspect
 import os
 from typing import TYPE_CHECKING, Any
 
-from ringcomm._runtime import coalescing, process
+from ringcomm._runtime import coalescing, like_gloo, process
 from ringcomm.options import checked_timeout
 
 if TYPE_CHECKING:
@@ -105,6 +105,7 @@ def take_part(create_stand_in: Callable[[Any, Any], Any]) -> None:
     make.completed_by = NAME  # type: ignore[attr-defined]
     c10d._new_process_group_helper = make
     coalescing.wrap()
+    like_gloo.wrap()
 
 
 def _prepare_torch() -> None:

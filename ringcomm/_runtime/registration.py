@@ -88,8 +88,9 @@ def create_stand_in(options: Any, backend_options: Any = None) -> Any:
     """Make the backend of a group that asked for Gloo; its options are those of other backends."""
     import torch.distributed as dist
 
-    from ringcomm._runtime import groups
+    from ringcomm._runtime import groups, like_gloo
 
+    like_gloo.take_interfaces()
     kind = library.load_library().Options
     ours = backend_options if isinstance(backend_options, kind) else None
     try:

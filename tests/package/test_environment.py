@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 from conftest import Run
 
+from ringcomm._runtime.addresses import parse_filter
+
 SERVED = "ringcomm INFO: RINGCOMM_AS=gloo: groups that ask for gloo on the CPU are ringcomm's\n"
 OURS, GLOOS = "ringcomm", "gloo"
 
@@ -158,6 +160,38 @@ def test_what_is_left_to_others(python: Run, tmp_path: Path) -> None:
     assert answers[1] == [f"{OURS} {GLOOS} gloo gloo\n", SERVED]
     assert answers[2] == [f"{GLOOS}\n{GLOOS}\n", ""]
     assert answers[3][0] == "ringcomm cpu:ringcomm,cuda:other other\n"  # whose options are not ours
+
+
+def test_what_programs_do_to_gloos_groups(python: Run, tmp_path: Path) -> None:
+    """Both look for Gloo's own type; a warning would say that the first did nothing."""
+    source = """if True:
+        import datetime, warnings
+        warnings.simplefilter("error")
+        start("gloo")
+        both = [None, dist.new_group([0], pg_options=dist.ProcessGroupGloo._Options())]
+        for group in both:
+            dist.distributed_c10d._set_pg_timeout(datetime.timedelta(seconds=7), group)
+            group = group or dist.group.WORLD
+            backend = group._get_backend(torch.device("cpu"))
+            group._set_default_backend(dist.ProcessGroup.BackendType.GLOO)
+            print(who(group), backend.options._timeout.seconds, group.name(), group._has_hooks())
+        dist.destroy_process_group()
+    """
+    ((told, _),) = said(python, tmp_path, [({"RINGCOMM_AS": "gloo"}, source)])
+    assert told == f"{OURS} 7 custom False\n{GLOOS} 7 gloo False\n"
+
+
+def test_gloos_interfaces_are_ours_unless_we_have_some(python: Run, tmp_path: Path) -> None:
+    source = "start('gloo')\nprint(os.environ.get('RINGCOMM_IFNAME'))"
+    asked = {"RINGCOMM_AS": "gloo", "GLOO_SOCKET_IFNAME": "eth0,lo"}
+    cases = [
+        (asked, "import os\n" + source),
+        ({**asked, "RINGCOMM_IFNAME": "eth1"}, "import os\n" + source),
+        ({**asked, "RINGCOMM_AS": "", "GLOO_SOCKET_IFNAME": "lo"}, "import os\n" + source),
+    ]
+    told = [stdout for stdout, _ in said(python, tmp_path, cases)]
+    assert told == ["=eth0,lo\n", "eth1\n", "None\n"]
+    assert all(item.exact for item in parse_filter("=eth0,lo"))
 
 
 def test_debugging_and_logging(python: Run, tmp_path: Path) -> None:

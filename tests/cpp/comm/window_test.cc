@@ -50,7 +50,7 @@ void meet(Communicator& group) {
   group.run(barrier);
 }
 
-// What one rank does to another, step by step. Both sides make the same course from its seed.
+// The steps of one rank's towards another. Both sides make the same course from its seed.
 class Course {
  public:
   Course(Rank from, Rank to) : chance_(static_cast<uint64_t>(from * 64 + to)) {}
@@ -225,7 +225,7 @@ void death_is_named(bool tcp) {
   require(statuses[0] == 0 && WIFSIGNALED(statuses[1]), statuses[0], ' ', statuses[1]);
 }
 
-// What is put where no window is, or beyond its end, fails the group of both, and writes nothing.
+// A put where no window is, or beyond its end, fails the group of both, and writes nothing.
 void nowhere(bool tcp) {
   for (const bool closed : {false, true}) {
     SharedStore store;
