@@ -31,7 +31,9 @@ class MessageEngine final : public Engine {
   uint64_t put_by(Rank peer, uint32_t tag) { return mailbox_.put_by(peer, tag); }
 
   bool pending() override { return mailbox_.pending(); }
-  bool watched() const override { return mailbox_.has_windows(); }  // nobody may wait for a put
+  bool watched() const override {  // nobody may be waiting for a put
+    return mailbox_.has_windows() && !state_.failed() && !state_.left();
+  }
   bool ready(Driver&) override { return (pending() || watched()) && mailbox_.ready(); }
   bool progress(Driver& driver) override;
   void check() override;

@@ -107,7 +107,8 @@ void Window::tensor_deregister() {
 
 void Window::close() {
   if (parts_.empty()) return;
-  group_->messages().close_window(static_cast<uint32_t>(parts_[0].tag));
+  if (!group_->state().forked())  // else it is the parent's, whose threads may hold the lock
+    group_->messages().close_window(static_cast<uint32_t>(parts_[0].tag));
   parts_.clear();
   tensor_.reset();
   own_signals_ = 0;

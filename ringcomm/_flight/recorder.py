@@ -178,6 +178,10 @@ def text_of(operation: Operation) -> str:
         return words
     peer = "any rank" if operation.root is None else f"rank {operation.root}"
     way = "to" if operation.collective == "send" else "from"
+    if operation.kind == "put":
+        return f"put {operation.arguments} into window {operation.window} of {peer}"
+    if operation.window is not None:
+        return f"{operation.name} {way} {peer}"
     return f"{words} tag {operation.splits} {way} {peer}"
 
 

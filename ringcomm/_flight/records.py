@@ -44,6 +44,7 @@ DAMAGE = (LookupError, TypeError, ValueError, ArithmeticError, struct.error)
 CALL, SEVERAL, SPARSE, MEMORY, STAGED, CODES = range(6)
 STATES = ("queued", "running", "done", "failed")
 MESSAGES = ("send", "recv")
+WINDOWS = 1 << 31  # tags from here on are those of windows: as kWindowTags in the same file
 
 
 @dataclass(slots=True)
@@ -92,10 +93,26 @@ class Operation:
 
     @property
     def name(self) -> str:
-        """Return "all_reduce #412", or "recv with tag 3"."""
+        """Return "all_reduce #412", "recv with tag 3", or "signal of window 0"."""
+        if self.window is not None:
+            return f"{self.kind} {'into' if self.kind == 'put' else 'of'} window {self.window}"
         if self.is_message:
             return f"{self.collective} with tag {self.splits}"
         return f"{self.collective} #{self.sequence}"
+
+    @property
+    def window(self) -> int | None:
+        """The number of the window of a put, a signal, or a wait for one."""
+        return self.splits - WINDOWS if self.is_message and self.splits >= WINDOWS else None
+
+    @property
+    def kind(self) -> str:
+        """Return the collective, "send", "recv", "put", "signal" or "wait_signal"."""
+        if self.window is None:
+            return self.collective
+        if self.collective == "recv":
+            return "wait_signal"
+        return "put" if self.elements else "signal"
 
     @property
     def arguments(self) -> str:

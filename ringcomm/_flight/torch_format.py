@@ -143,10 +143,11 @@ def place_message(
 
     torchfrtrace expects all ranks of a group in every entry, and pairs by number alone. So each
     direction and tag is a group of its own, whose messages are counted. Those from any rank, and
-    those of a record that has lost its oldest, cannot be counted.
+    those of a record that has lost its oldest, cannot be counted. Puts and signals are no messages
+    to it.
     """
     peer = operation.root
-    if peer is None or peer == record.rank or record.lost:
+    if peer is None or peer == record.rank or record.lost or operation.window is not None:
         return False
     sending = operation.collective == "send"
     source, target = (record.rank, peer) if sending else (peer, record.rank)

@@ -276,6 +276,23 @@ def test_a_message_without_partner(tmp_path: Path) -> None:
     )
 
 
+def test_a_signal_that_nobody_gave(tmp_path: Path) -> None:
+    """Rank 0 has put and signaled once. Rank 1 waits for a second signal; puts wait for nobody."""
+    flights, now = training(2)
+    tag = 2**31 + 3
+    flights[0].call("send", now, now + MS, elements=10, root=1, tag=tag)
+    flights[0].call("send", now, now + MS, elements=0, root=1, tag=tag)
+    flights[0].call("send", now, elements=10, root=1, tag=tag)
+    flights[1].call("recv", now, now + MS, elements=0, root=0, tag=tag)
+    flights[1].call("recv", now + MS, elements=0, root=0, tag=tag)
+    (finding,) = findings(tmp_path, flights)
+    assert finding.sentence.startswith(
+        "rank 1 waits in a wait_signal of window 3 from rank 0 since"
+    )
+    assert finding.sentence.endswith("and rank 0 never gave that signal")
+    assert finding.rows[0][1:4] == ("wait_signal", "0", "window 3")
+
+
 def test_a_failure_is_quoted(tmp_path: Path) -> None:
     flights, _ = training(2)
     flights[1].failure = "the disk is full"

@@ -1,4 +1,4 @@
-"""Messages without a partner: a recv without a send, or a send without a recv."""
+"""Messages without a partner: a recv without a send, a send without a recv, a lonely wait_signal."""
 
 from __future__ import annotations
 
@@ -60,6 +60,7 @@ def opposite(group: Group, message: MessageCall) -> list[MessageCall]:
         if rank in group.records
         for operation in group.records[rank].operations
         if operation.collective == other and operation.root in (message.rank, None)
+        if operation.kind != "put"  # which nobody asks for
     ]
 
 
@@ -69,12 +70,14 @@ def has_partner(group: Group, message: MessageCall) -> bool:
     The k-th send with a tag is for the k-th recv. Old messages may have been overwritten, so the
     order is counted from the newest where that is so. Then only waiting ones count.
     """
+    if message.operation.kind == "put":
+        return True
     tag, peer = message.operation.splits, message.operation.root
     theirs = [other for other in opposite(group, message) if other.operation.splits == tag]
     own = [
         operation
         for operation in group.records[message.rank].operations
-        if operation.collective == message.operation.collective
+        if operation.kind == message.operation.kind
         and operation.splits == tag
         and operation.root == peer
     ]
@@ -97,9 +100,9 @@ def tell(job: Job, group: Group, lonely: list[MessageCall]) -> Finding:
         peer = message.operation.root
         rows.append(
             (
-                str(group.ranks[message.rank]), message.operation.collective,
+                str(group.ranks[message.rank]), message.operation.kind,
                 "any rank" if peer is None else str(group.ranks[peer]),
-                str(message.operation.splits), message.operation.arguments, called,
+                tag_of(message.operation), message.operation.arguments, called,
             )
         )  # fmt: skip
     more = f"; {len(lonely) - 1} other messages wait so too" if len(lonely) > 1 else ""
@@ -111,17 +114,22 @@ def tell(job: Job, group: Group, lonely: list[MessageCall]) -> Finding:
     )
 
 
+def tag_of(operation: Operation) -> str:
+    return str(operation.splits) if operation.window is None else f"window {operation.window}"
+
+
 def sentence(job: Job, group: Group, message: MessageCall) -> str:
     rank, peer = group.ranks[message.rank], message.operation.root
     at = clock_text(job.called(group.records[message.rank], message.operation))
-    tag = message.operation.splits
+    name = message.operation.name
     other = "any rank" if peer is None else f"rank {group.ranks[peer]}"
     subject = "no rank" if peer is None else other
     never = "" if peer is None else "never "
     if message.sending:
-        way, partner = f"its send with tag {tag} to {other}", f"{subject} {never}called recv for it"
+        way, partner = f"its {name} to {other}", f"{subject} {never}called recv for it"
     else:
-        way, partner = f"a recv with tag {tag} from {other}", f"{subject} {never}sent it"
+        gave = "sent it" if message.operation.window is None else "gave that signal"
+        way, partner = f"a {name} from {other}", f"{subject} {never}{gave}"
     return f"rank {rank} waits in {way}{where(job, group)} since {at}, and {partner}"
 
 
@@ -129,6 +137,5 @@ def hint(group: Group, message: MessageCall) -> str:
     """Name a waiting message of the other side with another tag: the tags may be wrong."""
     for other in opposite(group, message):
         if not other.operation.is_done and not has_partner(group, other):
-            name = f"{other.operation.collective} with tag {other.operation.splits}"
-            return f" (rank {group.ranks[other.rank]} waits in a {name} instead)"
+            return f" (rank {group.ranks[other.rank]} waits in a {other.operation.name} instead)"
     return ""
