@@ -1,4 +1,4 @@
-"""Messages without a partner: a recv without a send, a send without a recv, a lonely wait_signal."""
+"""Messages that lack a partner: a recv without a send, a wait_signal without a signal."""
 
 from __future__ import annotations
 
