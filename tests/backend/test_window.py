@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import random
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -25,7 +26,7 @@ EVERY = [f"{transport}/{kind}" for transport in ("shm", "tcp") for kind in MAKER
 
 
 def new_window(tensor: torch.Tensor | None = None) -> Any:
-    return dist._new_window(tensor)  # type: ignore[attr-defined]
+    return dist._new_window(tensor)
 
 
 def tensor_of(kind: str, *sizes: int, **options: Any) -> torch.Tensor:
@@ -34,7 +35,7 @@ def tensor_of(kind: str, *sizes: int, **options: Any) -> torch.Tensor:
 
 def ring(rank: Rank, kind: str) -> None:
     """Each puts its part into all others', for several types, in both orders of registration."""
-    assert dist._supports_window()  # type: ignore[attr-defined]
+    assert dist._supports_window()
     for dtype in (torch.float32, torch.int8, torch.complex64, torch.bool):
         tensor = tensor_of(kind, rank.size, 5, dtype=dtype)
         window = new_window() if dtype == torch.int8 else new_window(tensor)
@@ -51,7 +52,7 @@ def ring(rank: Rank, kind: str) -> None:
         wanted = torch.arange(1, rank.size + 1).to(dtype).unsqueeze(1).expand(-1, 5)
         assert tensor.equal(wanted)
         window.tensor_deregister()
-        assert "no tensor" in error_of(lambda w=window: w.signal(0, False))[1]
+        assert "no tensor" in error_of(partial(window.signal, 0, False))[1]
 
 
 def signals_are_counted(rank: Rank, kind: str) -> None:
