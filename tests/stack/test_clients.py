@@ -53,20 +53,35 @@ CASES: dict[str, tuple[str, Way, Way]] = {
     # Gloo has no PREMUL_SUM, which is what torchtitan reduces with unless it is told to use SUM.
     "torchtitan": ("with_torchtitan", ([], {"RINGCOMM_DEFAULT": "cpu"}), (["--sum"], {})),
     "torchtitan as gloo": ("with_torchtitan", AS_GLOO, (["--sum"], {})),
+    "megatron": ("with_megatron", BY_NAME, GLOO),
+    "megatron pipeline": (
+        "with_megatron",
+        ([*BY_NAME[0], "--tensor", "1", "--pipeline", "2"], {}),
+        ([*GLOO[0], "--tensor", "1", "--pipeline", "2"], {}),
+    ),
+    "megatron as gloo": ("with_megatron", (GLOO[0], AS_GLOO[1]), GLOO),
+    "weight sync": ("with_weight_sync", BY_NAME, GLOO),
+    "weight sync as gloo": ("with_weight_sync", (GLOO[0], AS_GLOO[1]), GLOO),
 }
-ALONE = {"with_ray", "with_torchft"}  # they start their ranks themselves
+ALONE = {"with_ray", "with_torchft", "with_weight_sync"}  # they start their ranks themselves
+
+# It decodes, in an environment of its own, and takes its own shared memory if it is let.
+VLLM = "with_vllm"
+TOKENS = re.compile(
+    r"client=vllm-\S+ tokens=(\w{16}) tokens_per_second=\d+ backend=(\w+) groups=\2 "
+)
 
 
 def test_every_client_is_named() -> None:
     scripts = {path.stem for path in CLIENTS.glob("with_*.py")}
-    assert {script for script, *_ in CASES.values()} == scripts
+    assert {script for script, *_ in CASES.values()} | {VLLM} == scripts
     assert set(re.findall(r"examples/clients/(with_\w+)\.py", PAGE.read_text())) == scripts
 
 
 def test_the_page_names_the_versions_that_are_tried() -> None:
     wanted = (CLIENTS / "requirements.txt").read_text()
     pins = re.findall(r"^([\w-]+)(?:\[\w+\])?==(\S+)$", wanted, re.MULTILINE)
-    assert len(pins) == 8
+    assert len(pins) == 9
     page = PAGE.read_text()
     assert [f"{name} {version}" for name, version in pins if f"{name} {version}" not in page] == []
 
@@ -130,3 +145,27 @@ def test_ignite_does_not_average_for_a_name_it_does_not_know(
     result = start(run, environment, tmp_path, "with_ignite", way)
     assert result.returncode != 0
     assert "the ranks ended with different parameters" in result.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_vllm_decodes_the_same_tokens(run: Run, tmp_path: Path) -> None:
+    """Also where all its additions go through the process group."""
+    made = run("scripts/clients.sh", "vllm", seconds=1200, cwd=ROOT)
+    assert made.returncode == 0, made.stderr
+    told = []
+    for as_gloo in ("gloo", ""):
+        done = run(
+            *(made.stdout.strip(), CLIENTS / f"{VLLM}.py", "--no-own-memory"),
+            seconds=SECONDS,
+            cwd=tmp_path,
+            RINGCOMM_AS=as_gloo,
+            PYTHONPYCACHEPREFIX=str(tmp_path / "compiled"),
+            PYTHONDONTWRITEBYTECODE=None,
+        )
+        match = TOKENS.search(done.stdout)
+        assert match, done.stdout + done.stderr
+        told.append(match.groups())
+    (ours, backend), (theirs, other) = told
+    assert (backend, other) == ("ringcomm", "gloo")
+    assert ours == theirs
