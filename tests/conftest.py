@@ -304,12 +304,11 @@ def job(torchrun: Run, tmp_path: Path) -> Any:
     return run_job
 
 
-@pytest.fixture(scope="session")
-def environment() -> Path:
-    """The Python of an environment that has the clients; skips where it cannot be made."""
+def environment_of(*kind: str) -> Path:
+    """The Python of an environment that scripts/clients.sh makes; skips where it cannot."""
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     made = subprocess.run(
-        [ROOT / "scripts" / "clients.sh"],
+        [ROOT / "scripts" / "clients.sh", *kind],
         capture_output=True,
         text=True,
         env={**os.environ, "PATH": path},
@@ -318,6 +317,16 @@ def environment() -> Path:
         reason = (made.stderr.strip() or "pip failed").splitlines()[-1]
         pytest.skip(f"the packages of examples/clients cannot be installed: {reason}")
     return Path(made.stdout.strip())
+
+
+@pytest.fixture(scope="session")
+def environment() -> Path:
+    return environment_of()
+
+
+@pytest.fixture(scope="session")
+def vllm_environment() -> Path:
+    return environment_of("vllm")
 
 
 @pytest.fixture(scope="session")

@@ -4,7 +4,6 @@ namespace ringcomm {
 
 constexpr uint64_t kEagerBytes = 8 << 10;  // messages up to this travel at once
 constexpr uint64_t kQuantum = 1 << 20;     // bytes of a peer's turn: others wait
-constexpr uint64_t kPutBytes = 1 << 30;    // of a frame: more would not fit in MessageHeader::body
 
 Descriptor Message::descriptor() const {
   return make_descriptor(
@@ -57,8 +56,8 @@ void Mailbox::post_send(const MessagePtr& message) {
 void Mailbox::post_put(const MessagePtr& message) {
   Peer& to = peer(message->peer);
   const Span& data = message->data;
-  for (uint64_t at = 0; at < data.bytes; at += kPutBytes) {
-    const auto body = static_cast<uint32_t>(std::min(kPutBytes, data.bytes - at));
+  for (uint64_t at = 0; at < data.bytes; at += kQuantum) {
+    const auto body = static_cast<uint32_t>(std::min(kQuantum, data.bytes - at));
     Outgoing& out = to.out.emplace_back();
     out.frame = {Kind::kPut, message->tag, message->type(), body, *message->into + at, data.bytes};
     out.body = data.data + at;
@@ -191,7 +190,7 @@ void Mailbox::open_put(Rank rank) {
   const MessageHeader& frame = from.frame;
   const auto place = windows_.find(frame.tag);
   const uint64_t room = place == windows_.end() ? 0 : place->second.memory.bytes;
-  if (frame.body <= room && frame.id <= room - frame.body) {
+  if (frame.body > 0 && frame.body <= room && frame.id <= room - frame.body) {
     from.target = place->second.memory.data + frame.id;
     return;
   }
@@ -257,23 +256,23 @@ uint32_t Mailbox::open_window(Span memory) {
   const Lock lock(mutex_);
   const uint32_t tag = kWindowTags + next_window_++;
   windows_[tag] = {memory, std::vector<uint64_t>(peers_.size())};
-  open_ = windows_.size();
+  open_.fetch_add(1);
   return tag;
 }
 
 // A put that is on its way into it has nowhere to go, so its sender is not read any more.
-void Mailbox::close_window(uint32_t tag) {
+void Mailbox::close_window(uint32_t tag, bool deregistered) {
   const Lock lock(mutex_);
   for (Rank rank = 0; rank < std::ssize(peers_); ++rank) {
     const auto& from = peers_[static_cast<size_t>(rank)];
     const bool opened = from && from->header_read == sizeof(MessageHeader);
     if (!opened || from->frame.kind != Kind::kPut || from->frame.tag != tag) continue;
     from->broken = true;
-    error_ = std::make_exception_ptr(no_window(rank, from->frame, 0));
+    if (!error_) error_ = std::make_exception_ptr(no_window(rank, from->frame, 0));
     failed_.store(true, std::memory_order_release);
   }
   windows_.erase(tag);
-  open_ = windows_.size();
+  if (deregistered) open_.fetch_sub(1);
 }
 
 uint64_t Mailbox::put_by(Rank peer, uint32_t tag) {

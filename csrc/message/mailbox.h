@@ -72,7 +72,8 @@ class Mailbox {
   // Opens this rank's part of a window. Every rank opens its windows in the same order, and so
   // gets the same tag.
   uint32_t open_window(Span memory);
-  void close_window(uint32_t tag);
+  // `deregistered`: by all ranks, so that no put comes any more.
+  void close_window(uint32_t tag, bool deregistered);
   bool has_windows() const { return open_.load(std::memory_order_relaxed) > 0; }
   // Returns how many bytes a peer has put into it.
   uint64_t put_by(Rank peer, uint32_t tag);
@@ -181,7 +182,7 @@ class Mailbox {
   uint32_t next_window_ RINGCOMM_GUARDED_BY(mutex_) = 0;
   Paces paces_ RINGCOMM_GUARDED_BY(mutex_);
   std::exception_ptr error_ RINGCOMM_GUARDED_BY(mutex_);
-  std::atomic<size_t> open_{0};      // windows
+  std::atomic<size_t> open_{0};      // windows into which puts may come
   std::atomic<bool> failed_{false};  // error_ is set
   std::atomic<int> pending_{0};      // active or finished, or a revocation that is not out
 };

@@ -43,6 +43,13 @@ bool MessageEngine::progress(Driver& driver) {
   return move([&] { return mailbox_.progress(); });
 }
 
+void MessageEngine::close_window(uint32_t tag, bool deregistered) {
+  move([&] {
+    mailbox_.close_window(tag, deregistered);
+    return true;
+  });
+}
+
 // ---- the slow path
 
 void MessageEngine::give_up(const Message& message, const std::exception_ptr& error) {

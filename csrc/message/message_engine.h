@@ -27,7 +27,7 @@ class MessageEngine final : public Engine {
     state_.kick();
     return tag;
   }
-  void close_window(uint32_t tag) { mailbox_.close_window(tag); }
+  void close_window(uint32_t tag, bool deregistered);
   uint64_t put_by(Rank peer, uint32_t tag) { return mailbox_.put_by(peer, tag); }
 
   bool pending() override { return mailbox_.pending(); }

@@ -52,6 +52,7 @@ void Backend::begin_life(std::shared_ptr<Communicator> group) {
   auto state = std::make_shared<BackendState>();
   state->group = std::move(group);
   state->hooks = hooks_;
+  state->meant = state->group->state().failed();  // it waits for its first reconfiguration
   place_ = {state->group->rank(), state->group->size()};
   BackendStates::get().add(state);
   life_ = std::move(state);
@@ -135,7 +136,7 @@ c10d::ErrorType Backend::getError() {
 
 void Backend::abort() {
   ++aborts_;
-  if (options_->enable_reconfigure && !group()->state().failed()) revoked_ = true;
+  if (options_->enable_reconfigure && !group()->state().failed()) revoked_ = life()->meant = true;
   group()->abort("abort() was called");
 }
 
@@ -146,7 +147,9 @@ void Backend::registerOnCompletionHook(
   hooks_->ended = onCompletionHook_;
 }
 
+// torch takes its hooks away next. An elastic world does not wait for what they write.
 void Backend::close(bool drains) {
+  if (!options_->links) without_gil([&] { life()->tell_failure(); });
   without_gil([&] { group()->device().wait_for_all(); });
   leave(drains);
   Workers::get().deferred().clear();

@@ -2,9 +2,14 @@
 // 2.15 on.
 #pragma once
 
+#include <atomic>
+#include <functional>
 #include <map>
+#include <memory>
+#include <optional>
 #include <ranges>
 #include <torch/csrc/distributed/c10d/Work.hpp>
+#include <vector>
 
 #include "base/mutex.h"
 

@@ -76,6 +76,7 @@ void Backend::reconfigure_to(int64_t uuid, const std::vector<std::string>& handl
     wanted.timeout = checked_timeout(timeout.value_or(before.timeout()));
     const auto ways = ways_to(handles, wanted.rank);
     uuids_.insert(uuid);
+    if (!before.failed()) life()->meant = true;
     if (last->progress().busy()) last->abort("reconfigure() was called");
     last->shutdown({}, false);
     std::vector<std::string> meeting = handles;
@@ -134,7 +135,10 @@ BackendPtr Backend::shrink(const std::vector<int64_t>& ranks_to_exclude, int shr
     ways.push_back({process ? process->name() : "", transport.wire(old)});
     meeting.push_back(str(old));
   }
-  if ((shrink_flags & kShrinkAbort) != 0) larger->abort("it shrinks, and ends what is pending");
+  if ((shrink_flags & kShrinkAbort) != 0) {
+    if (!larger->state().failed()) life()->meant = true;
+    larger->abort("it shrinks, and ends what is pending");
+  }
   BackendPtr shrunk;
   without_gil([&] {
     with_torch_errors([&] {

@@ -24,7 +24,7 @@ c10::intrusive_ptr<c10d::Window> Backend::new_window(const std::optional<at::Ten
 Window::Window(c10::intrusive_ptr<Backend> backend)
     : backend_(std::move(backend)), group_(backend_->group()) {}
 
-Window::~Window() { close(); }
+Window::~Window() { close(false); }
 
 // ---- registration
 
@@ -65,7 +65,7 @@ void Window::tensor_register(const at::Tensor& tensor, bool owning) {
                 "'s: all ranks must register their windows in the same order");
     parts_ = std::move(parts);
   } catch (const std::exception&) {
-    group_->messages().close_window(tag);
+    group_->messages().close_window(tag, false);
     throw;
   }
   sizes_ = tensor.sizes().vec();
@@ -89,11 +89,10 @@ void Window::tensor_deregister() {
   c10d::AllToAllOptions options;
   options.asyncOp = false;
   const auto* const bytes = told.const_data_ptr<int64_t>();
+  const Deadline deadline(group_->state().timeout());
   const auto over = [&] {
-    group_->state().check_failure("tensor_deregister");
     for (Rank peer = 0; peer < group_->size(); ++peer) {
-      const auto got = static_cast<int64_t>(group_->messages().put_by(peer, tag));
-      if (got < bytes[peer]) return false;
+      if (!has_all(peer, static_cast<uint64_t>(bytes[peer]), deadline)) return false;
     }
     return true;
   };
@@ -102,13 +101,31 @@ void Window::tensor_deregister() {
       work->wait();
     with_torch_errors([&] { group_->progress().wait_for_streams("tensor_deregister", over); });
   });
-  close();
+  close(true);
 }
 
-void Window::close() {
+// Tells whether so many bytes of that peer's puts have come. Throws where they never will.
+bool Window::has_all(Rank peer, uint64_t bytes, const Deadline& deadline) const {
+  const auto tag = static_cast<uint32_t>(parts_[0].tag);
+  const auto complete = [&] { return group_->messages().put_by(peer, tag) >= bytes; };
+  if (complete()) return true;
+  GroupState& state = group_->state();
+  if (const auto why = state.why_failed()) std::rethrow_exception(why);
+  Transport& transport = state.transport();
+  const bool gone = transport.state(peer, Board::kHost).left || transport.connection_lost(peer);
+  if (gone && transport.stream_available(peer) == 0 && !complete())
+    throw PeerError(peer, str("tensor_deregister: ", state.diagnosis().told_by(peer)));
+  if (deadline.passed())
+    throw timed_out("tensor_deregister", deadline, str("the puts of rank ", peer));
+  return false;
+}
+
+void Window::close(bool deregistered) {
   if (parts_.empty()) return;
-  if (!group_->state().forked())  // else it is the parent's, whose threads may hold the lock
-    group_->messages().close_window(static_cast<uint32_t>(parts_[0].tag));
+  if (!group_->state().forked()) {  // else it is the parent's, whose threads may hold the lock
+    const auto tag = static_cast<uint32_t>(parts_[0].tag);
+    without_gil([&] { group_->messages().close_window(tag, deregistered); });
+  }
   parts_.clear();
   tensor_.reset();
   own_signals_ = 0;
@@ -204,32 +221,36 @@ Window::WorkPtr Window::message(const char* asked, bool sending, int64_t peer,
     call.inputs = call.lists;
     set_moved_type(call, call.inputs);
     add_inputs(call, call.inputs);
-    const Lock lock(mutex_);
-    put_bytes_[static_cast<size_t>(peer)] += bytes_of(tensor);
   } else {
     (sending ? call.operation.input : call.operation.output) = {Span{}};
   }
   WorkPtr work;
   without_gil([&] {
     work = backend_->issue(std::move(call));
+    if (into) note_put(work, peer, bytes_of(tensor));
     if (!async) work->wait();
   });
-  if (into && async) {
-    const Lock lock(mutex_);
-    std::erase_if(puts_, [](const WorkPtr& put) { return put->isCompleted(); });
-    puts_.push_back(work);
-  }
   return work;
 }
 
+// One that has ended may be gone.
+void Window::note_put(const WorkPtr& work, int64_t peer, uint64_t bytes) {
+  const Lock lock(mutex_);
+  std::erase_if(puts_, [](const auto& put) { return put.expired(); });
+  puts_.emplace_back(work);
+  put_bytes_[static_cast<size_t>(peer)] += bytes;
+}
+
 void Window::await_own_puts() {
-  std::vector<WorkPtr> puts;
+  std::vector<c10::weak_intrusive_ptr<c10d::Work>> puts;
   {
     const Lock lock(mutex_);
     puts.swap(puts_);
   }
   without_gil([&] {
-    for (const WorkPtr& put : puts) put->wait();
+    for (const auto& put : puts) {
+      if (const WorkPtr work = put.lock()) work->wait();
+    }
   });
 }
 
@@ -238,7 +259,7 @@ void Window::await_own_puts() {
 at::Tensor Window::map_remote_tensor(int64_t rank) {
   const Part& there = part("map_remote_tensor", rank);
   if (rank == group_->rank() && tensor_) return *tensor_;
-  std::byte* const data = mapped(rank);
+  std::byte* const data = rank == group_->rank() ? data_ : mapped(rank);
   TORCH_CHECK(data != nullptr, kName, "map_remote_tensor: rank ", rank,
               "'s tensor is not mapped here: it has to come from ringcomm.empty(), on this host");
   const auto options = at::TensorOptions().dtype(static_cast<at::ScalarType>(there.type));

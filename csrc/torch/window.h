@@ -49,8 +49,10 @@ class Window final : public c10d::Window {
   WorkPtr message(const char* asked, bool sending, int64_t peer, const at::Tensor& tensor,
                   std::optional<uint64_t> into, bool async, std::chrono::milliseconds timeout);
   WorkPtr own_signal(bool sending);
+  void note_put(const WorkPtr& work, int64_t peer, uint64_t bytes);
   void await_own_puts();
-  void close();
+  bool has_all(Rank peer, uint64_t bytes, const Deadline& deadline) const;
+  void close(bool deregistered);
 
   const c10::intrusive_ptr<Backend> backend_;
   const std::shared_ptr<Communicator> group_;  // of the life that it was made in
@@ -61,7 +63,8 @@ class Window final : public c10d::Window {
   std::atomic<int64_t> own_signals_{0};
 
   Mutex mutex_;
-  std::vector<WorkPtr> puts_ RINGCOMM_GUARDED_BY(mutex_);        // which may not have ended
+  // Those that may not have ended. A message keeps its Work until then.
+  std::vector<c10::weak_intrusive_ptr<c10d::Work>> puts_ RINGCOMM_GUARDED_BY(mutex_);
   std::vector<uint64_t> put_bytes_ RINGCOMM_GUARDED_BY(mutex_);  // by messages, to each peer
 };
 

@@ -15,7 +15,8 @@ namespace ringcomm {
 void BackendState::tell_failure() {
   GroupState& state = group->state();
   const bool failed = state.failed() || state.transport().first_failed();
-  if (failed && !hooks->failed.empty() && !told.exchange(true)) hooks->failed.call();
+  if (!failed || meant || hooks->failed.empty()) return;
+  if (!told.exchange(true)) hooks->failed.call();
 }
 
 void BackendStates::tell_failures() {

@@ -113,10 +113,10 @@ def timed(model: vllm.LLM) -> tuple[list[list[int]], float]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument(
-        "--own-memory",
-        action=argparse.BooleanOptionalAction,
-        default=True,
-        help="let vLLM add tensors up in its own shared memory",
+        "--no-own-memory",
+        action="store_false",
+        dest="own_memory",
+        help="have vLLM add tensors up through the process group",
     )
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:

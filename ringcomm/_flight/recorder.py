@@ -54,6 +54,7 @@ MOST = 1 << 20  # bytes of the pipe that are read at once
 FAILED = b"\1"  # the library's
 OVER = b"\0"  # the watcher is to end
 PATIENCE = 2.0  # seconds for that
+NAME = "ringcomm-flight"  # the watcher's thread
 WRITES = 60.0  # seconds, if torch is writing its own records: it gives up before
 KEPT, KEPT_FAILED = 8, 64  # files of groups that are gone when another group is made
 JOBS, BYTES, SECONDS = 16, 64 << 20, 7 * 86400  # in the temporary folder, of jobs that are gone
@@ -247,9 +248,7 @@ def watch(library: Any, rank: int) -> None:
         return
     if folder and not off:
         program_lines.keep_in(Path(folder), f"rank{rank}-{os.getpid()}")
-    thread = threading.Thread(
-        target=listen, args=(reading, rank), name="ringcomm-flight", daemon=True
-    )
+    thread = threading.Thread(target=listen, args=(reading, rank), name=NAME, daemon=True)
     try:
         thread.start()
         if not off and signal.getsignal(signal.SIGUSR2) == signal.SIG_DFL:
@@ -273,8 +272,13 @@ def stop() -> None:
     with contextlib.suppress(OSError):  # full: it is reading
         os.write(pipe, OVER)
     thread.join(PATIENCE)
-    if _writing:
-        thread.join(WRITES)
+
+
+def await_torch() -> None:
+    """Wait for the watcher while torch writes its own records, once all groups are closed."""
+    for thread in threading.enumerate():
+        if _writing and thread.name == NAME:
+            thread.join(WRITES)
 
 
 def listen(pipe: int, rank: int) -> None:
@@ -321,6 +325,7 @@ class _Watcher:
             dump_after("SIGUSR2", asked=True)
         failed = FAILED in told and (not is_elastic() or bool(self.folder))
         if failed:
+            self.note_writing()
             dump_after("a group has failed")
         if (asked or failed) and not self.off:
             self.ask()
@@ -330,9 +335,14 @@ class _Watcher:
     def tell_torch(self) -> None:
         """Have torch's flight recorder write its file, too; from torch 2.15 on it asks for that."""
         global _writing
-        _writing = True
-        self.library.tell_failures()
-        _writing = False
+        try:
+            self.library.tell_failures()
+        finally:
+            _writing = False
+
+    def note_writing(self) -> None:
+        global _writing
+        _writing = bool(self.library.calls_hooks)
 
     def ask(self) -> None:
         """Ask all ranks for their records; that this one has asked is nothing new to it."""
@@ -349,6 +359,7 @@ class _Watcher:
             times = int(self.library.look_at_groups())
             before, self.asked = self.asked, times
             if times > before:
+                self.note_writing()
                 dump_after("another rank has failed, or has waited for long")
                 self.tell_torch()
         if self.off:

@@ -47,8 +47,10 @@ class _Last:
     this one's handlers have returned.
     """
 
-    def __init__(self, library: Any, before: Callable[[str], None]) -> None:
-        self.library, self.before, self.is_over = library, before, False
+    def __init__(
+        self, library: Any, before: Callable[[str], None], after: Callable[[], None]
+    ) -> None:
+        self.library, self.before, self.after, self.is_over = library, before, after, False
 
     def __call__(self) -> None:
         if fatal_error():
@@ -67,6 +69,7 @@ class _Last:
         finally:
             self.library.close_groups(error)
             _let_threads_return()
+            self.after()
 
 
 def _let_threads_return() -> None:
@@ -88,12 +91,15 @@ def _let_threads_return() -> None:
 _last: list[weakref.ref[_Last]] = []
 
 
-def close_groups_with(library: Any, before: Callable[[str], None]) -> None:
+def close_groups_with(
+    library: Any, before: Callable[[str], None], after: Callable[[], None]
+) -> None:
     """Have the library close all groups when the program ends.
 
-    `before` is called before that, with the error that ends the program, or "".
+    `before` is called before that, with the error that ends the program, or "", and `after` when
+    all groups are closed.
     """
     if not _last or _last[0]() is None:
-        last = _Last(library, before)
+        last = _Last(library, before, after)
         _last[:] = [weakref.ref(last)]
         atexit.register(last)

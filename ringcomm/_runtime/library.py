@@ -42,7 +42,8 @@ def load_library() -> ModuleType:
     library = importlib.import_module("ringcomm._C")
     complete(library.Backend)
     # The recorder is loaded now, while there are descriptors for that.
-    close_groups_with(library, load_recorder().end)
+    recorder = load_recorder()
+    close_groups_with(library, recorder.end, recorder.await_torch)
     return library
 
 

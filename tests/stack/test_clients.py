@@ -149,14 +149,12 @@ def test_ignite_does_not_average_for_a_name_it_does_not_know(
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-def test_vllm_decodes_the_same_tokens(run: Run, tmp_path: Path) -> None:
-    """Also where all its additions go through the process group."""
-    made = run("scripts/clients.sh", "vllm", seconds=1200, cwd=ROOT)
-    assert made.returncode == 0, made.stderr
+def test_vllm_decodes_the_same_tokens(vllm_environment: Path, run: Run, tmp_path: Path) -> None:
+    """All its additions go through the process group."""
     told = []
     for as_gloo in ("gloo", ""):
         done = run(
-            *(made.stdout.strip(), CLIENTS / f"{VLLM}.py", "--no-own-memory"),
+            *(vllm_environment, CLIENTS / f"{VLLM}.py", "--no-own-memory"),
             seconds=SECONDS,
             cwd=tmp_path,
             RINGCOMM_AS=as_gloo,

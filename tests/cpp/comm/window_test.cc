@@ -233,7 +233,7 @@ void nowhere(bool tcp) {
       const auto group = join(store, rank, 2, tcp);
       Bytes memory(100), data(60, std::byte{7});
       const uint32_t tag = group->messages().open_window({memory.data(), closed ? 100u : 50u});
-      if (closed && rank == 1) group->messages().close_window(tag);
+      if (closed && rank == 1) group->messages().close_window(tag, false);
       const std::string text = error_of([&] {  // the put may come during the barrier
         meet(*group);
         if (rank == 0) post(*group, true, 1, tag, {data.data(), data.size()}, 0);
