@@ -139,6 +139,7 @@ const Window::Part& Window::part(const char* asked, int64_t rank) const {
                     group_->size(), " has no rank ", rank);
   TORCH_CHECK(backend_->group() == group_, kName, asked,
               ": its group was reconfigured: make a new window there");
+  with_torch_errors([&] { group_->state().check_usable(); });  // nor in a forked child
   return parts_[static_cast<size_t>(rank)];
 }
 
@@ -170,7 +171,6 @@ Window::WorkPtr Window::put(const at::Tensor& tensor, int64_t peer, int64_t offs
   if (there == nullptr) return message("put", true, peer, tensor, at, async, options.timeout);
   with_torch_errors([&] {
     GroupState& state = group_->state();
-    state.check_usable();
     const auto rank = static_cast<Rank>(peer);
     const PeerState theirs = state.transport().state(rank, Board::kHost);
     if (theirs.failed || theirs.left)

@@ -14,8 +14,8 @@ namespace ringcomm {
 
 void BackendState::tell_failure() {
   GroupState& state = group->state();
-  const bool failed = state.failed() || state.transport().first_failed();
-  if (!failed || meant || hooks->failed.empty()) return;
+  if (meant || hooks->failed.empty() || state.forked()) return;  // a child has no transport
+  if (!state.failed() && !state.transport().first_failed()) return;
   if (!told.exchange(true)) hooks->failed.call();
 }
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import random
 from collections.abc import Callable
 from functools import partial
@@ -202,6 +203,30 @@ def test_what_is_mapped_can_be_seen(way: str) -> None:
     attributes = run_ranks(2, way, views)
     seen = "UNIFIED" if way == "shm/readable" else "SEPARATE"
     assert attributes == [["UNIFIED", seen], [seen, "UNIFIED"]]
+
+
+def in_a_child(rank: Rank, kind: str) -> None:
+    """A forked child is told that the window is its parent's, and ends without harm."""
+    window = new_window(tensor_of(kind, 4))
+    dist.barrier()
+    child = os.fork()
+    if child == 0:
+        words = "belongs to the process that forked this one"
+        calls = [
+            lambda: window.put(torch.zeros(4), 1 - rank.index, 0, False),
+            lambda: window.map_remote_tensor(1 - rank.index),
+        ]
+        told = [words in error_of(call)[1] for call in calls]
+        del window
+        gc.collect()
+        os._exit(0 if all(told) else 1)
+    assert os.waitpid(child, 0)[1] == 0
+    window.tensor_deregister()
+
+
+@pytest.mark.parametrize("way", EVERY)
+def test_a_forked_child_has_no_window(way: str) -> None:
+    run_ranks(2, way, in_a_child)
 
 
 def dies(rank: Rank, way: str) -> str:
