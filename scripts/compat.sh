@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
 # Builds ringcomm with the oldest, the main and the newest torch that it supports, each in a virtual
-# environment of its own under build/compat. Then it runs the demo, and the tests of the one file
-# that uses torch's private names. A torch that cannot be installed or imported here is at least
-# compiled against: its headers come out of any wheel of it.
+# environment of its own under build/compat. Then it runs the demo, the tests of the one file that
+# uses torch's private names, and those of windows and hooks, which only newer versions have. A
+# torch that cannot be installed or imported here is at least compiled against: its headers come out
+# of any wheel of it.
 #   TORCHES="2.12 2.14" make compat      other versions
 #   HEADERS_ONLY=1 make compat           no large installs: compile only
 set -euo pipefail
@@ -45,7 +46,8 @@ runs() {  # VERSION: 0 when all of it ran, 1 when this torch cannot be used here
       "$env/bin/torchrun" --standalone --local-addr 127.0.0.1 --nproc-per-node 2 \
         "src-$1/examples/train_digits.py" 2>>"$log" &&
       cd "src-$1" && rm -r ringcomm &&  # what was installed is tested
-      "$env/bin/python" -m pytest -q tests/elastic/test_ddp_change.py >>"$log" 2>&1
+      "$env/bin/python" -m pytest -q tests/elastic/test_ddp_change.py \
+        tests/backend/test_window.py tests/backend/test_torch_hooks.py >>"$log" 2>&1
   ) || { tail -15 "$log" >&2; return 2; }
 }
 
@@ -75,7 +77,7 @@ for torch in ${TORCHES:-2.11 2.13 2.15}; do
   result=0
   runs "$torch" || result=$?
   case $result in
-    0) echo "torch $torch: built, ran the demo, and passed the tests of changes of DDP" ;;
+    0) echo "torch $torch: built, ran the demo, and passed the tests of what differs between versions" ;;
     1)
       if compiles "$torch"; then
         echo "torch $torch: compiled against its headers; it was not installed here, so nothing ran"

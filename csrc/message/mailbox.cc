@@ -11,6 +11,7 @@ Descriptor Message::descriptor() const {
 }
 
 const char* Message::advice() const {
+  if (into) return "it takes puts in by itself: see whether that process is stopped";
   return tag < kWindowTags ? "every send needs a recv with the same tag, and the other way round"
                            : "every wait_signal needs a signal of the other rank's";
 }

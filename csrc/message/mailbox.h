@@ -182,7 +182,8 @@ class Mailbox {
   uint32_t next_window_ RINGCOMM_GUARDED_BY(mutex_) = 0;
   Paces paces_ RINGCOMM_GUARDED_BY(mutex_);
   std::exception_ptr error_ RINGCOMM_GUARDED_BY(mutex_);
-  std::atomic<size_t> open_{0};      // windows into which puts may come
+  // Windows into which puts may come. Partner: the kick() after open_window().
+  std::atomic<size_t> open_{0};
   std::atomic<bool> failed_{false};  // error_ is set
   std::atomic<int> pending_{0};      // active or finished, or a revocation that is not out
 };

@@ -59,7 +59,7 @@ class HookTable {
 
   Mutex mutex_;
   std::map<int64_t, Kept> hooks_ RINGCOMM_GUARDED_BY(mutex_);
-  std::atomic<size_t> count_{0};
+  std::atomic<size_t> count_{0};  // partner: empty(), which may see a new hook a call later
 };
 
 struct Hooks {

@@ -63,6 +63,9 @@ void Window::tensor_register(const at::Tensor& tensor, bool owning) {
     TORCH_CHECK(other == parts.end(), kName, "it is the window ", tag - kWindowTags,
                 " of this rank's, and another one of rank ", other - parts.begin(),
                 "'s: all ranks must register their windows in the same order");
+    const auto types = static_cast<uint64_t>(at::ScalarType::NumOptions);
+    TORCH_CHECK(std::ranges::all_of(parts, [&](const Part& it) { return it.type < types; }), kName,
+                "a rank has a type that this one's torch does not know: install the same torch");
     parts_ = std::move(parts);
   } catch (const std::exception&) {
     group_->messages().close_window(tag, false);
@@ -79,7 +82,6 @@ void Window::tensor_register(const at::Tensor& tensor, bool owning) {
 void Window::tensor_deregister() {
   TORCH_CHECK(!parts_.empty(), kName, "it has no tensor: call tensor_register() first");
   await_own_puts();
-  const auto tag = static_cast<uint32_t>(parts_[0].tag);
   at::Tensor sent = at::empty({group_->size()}, at::kLong), told = at::empty_like(sent);
   {
     const Lock lock(mutex_);
@@ -144,9 +146,11 @@ const Window::Part& Window::part(const char* asked, int64_t rank) const {
 }
 
 std::byte* Window::mapped(int64_t rank) const {
-  const uint64_t place = parts_[static_cast<size_t>(rank)].place;
+  const Part& there = parts_[static_cast<size_t>(rank)];
   const auto arena = group_->state().transport().arena(static_cast<Rank>(rank));
-  return place == 0 || arena.empty() ? nullptr : arena.data() + place - 1;
+  if (there.place == 0 || there.place > arena.size()) return nullptr;
+  const uint64_t at = there.place - 1;
+  return there.bytes <= arena.size() - at ? arena.data() + at : nullptr;
 }
 
 void Window::check_put(const at::Tensor& tensor, int64_t peer, int64_t offset) const {

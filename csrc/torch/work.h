@@ -18,8 +18,9 @@ struct BackendState {
   std::shared_ptr<Communicator> group;
   std::shared_ptr<Hooks> hooks;   // the backend's
   std::atomic<int> pending{0};    // works whose hooks and callbacks have not returned
-  std::atomic<bool> told{false};  // its failure, to the hooks
-  // The group was, or is about to be, ended on purpose: then hooks hear nothing.
+  std::atomic<bool> told{false};  // its failure, to the hooks; partner: tell_failure() elsewhere
+  // The group was, or is about to be, ended on purpose: then hooks hear nothing. Partner:
+  // tell_failure(), which may come too early only for a group that has failed before.
   std::atomic<bool> meant{false};
 
   // Calls the hooks for a failure, once, if this rank or another has failed.

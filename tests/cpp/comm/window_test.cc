@@ -28,8 +28,9 @@ std::shared_ptr<Communicator> join(Store& store, Rank rank, int size, bool tcp) 
 using Bytes = std::vector<std::byte>;
 
 MessagePtr post(Communicator& group, bool sending, Rank peer, uint32_t tag, Span data,
-                std::optional<uint64_t> into = std::nullopt) {
-  auto message = std::make_shared<Message>(kLong);
+                std::optional<uint64_t> into = std::nullopt,
+                std::chrono::milliseconds timeout = kLong) {
+  auto message = std::make_shared<Message>(timeout);
   message->sending = sending;
   message->peer = peer;
   message->tag = tag;
@@ -248,12 +249,37 @@ void nowhere(bool tcp) {
   }
 }
 
+// A put that a stopped process does not take in ends by its timeout, and says what to look at.
+void into_a_stopped_rank(bool tcp) {
+  SharedStore store;
+  const auto statuses = run_processes(2, [&](Rank rank) {
+    const auto group = join(store, rank, 2, tcp);
+    Bytes memory(64 << 20);
+    const uint32_t tag = group->messages().open_window({memory.data(), memory.size()});
+    if (rank == 1) store.set("pid", str(::getpid()));
+    meet(*group);
+    if (rank == 1) ::raise(SIGSTOP);
+    const pid_t other = rank == 0 ? std::stoi(store.get("pid")) : 0;
+    const Finally over{[&] {
+      if (rank == 0) ::kill(other, SIGKILL);
+    }};
+    const Span data{memory.data(), memory.size()};
+    const std::string text = error_of([&] {
+      finish(*group, post(*group, true, 1, tag, data, 0, std::chrono::milliseconds(500)));
+    });
+    require_in(text, "put uint8[67108864] into window 0 of rank 1: Timed out after 0.5");
+    require_in(text, "see whether that process is stopped");
+  });
+  require(statuses[0] == 0 && WIFSIGNALED(statuses[1]), statuses[0], ' ', statuses[1]);
+}
+
 std::vector<Check> all_checks() {
   std::vector<Check> checks;
   for (const bool tcp : {false, true}) {
     const std::string way = tcp ? "tcp/" : "";
     checks.push_back({way + "model", [=] { by_the_model(tcp); }});
     checks.push_back({way + "computes", [=] { into_a_rank_that_computes(tcp); }});
+    checks.push_back({way + "stopped", [=] { into_a_stopped_rank(tcp); }});
     checks.push_back({way + "death", [=] { death_is_named(tcp); }});
     checks.push_back({way + "nowhere", [=] { nowhere(tcp); }});
   }
