@@ -86,12 +86,15 @@ def plain_tcp(rank: int, local: int, address: str) -> list[float]:
     return rates
 
 
-def call_of(collective: str, size: int, ranks: int, group: Any) -> Callable[[], object]:
+def call_of(
+    collective: str, size: int, ranks: int, group: Any, kind: str = "float32"
+) -> Callable[[], object]:
     import torch
     import torch.distributed as dist
 
-    count = max(size // 4, ranks) // ranks * ranks
-    whole, shard = torch.ones(count), torch.ones(count // ranks)
+    dtype: torch.dtype = getattr(torch, kind)
+    count = max(size // dtype.itemsize, ranks) // ranks * ranks
+    whole, shard = torch.zeros(count, dtype=dtype), torch.zeros(count // ranks, dtype=dtype)
     calls: dict[str, Callable[[], object]] = {
         "all_reduce": lambda: dist.all_reduce(whole, group=group),
         "reduce_scatter": lambda: dist.reduce_scatter_tensor(shard, whole, group=group),
@@ -129,7 +132,10 @@ def be_rank(options: argparse.Namespace) -> None:
     rows = []
     for collective in options.collectives.split(","):
         for size in map(parse_size, options.sizes.split(",")):
-            calls = {b: call_of(collective, size, dist.get_world_size(), groups[b]) for b in groups}
+            calls = {
+                backend: call_of(collective, size, dist.get_world_size(), group, options.type)
+                for backend, group in groups.items()
+            }
             repeat = 2 if size >= 1 << 20 else 5 if options.wan else 100
             times: dict[str, list[float]] = {backend: [] for backend in groups}
             for turn in range(options.turns + 1):
@@ -213,6 +219,7 @@ def main() -> None:
     parser.add_argument("--second", help="the rate of a second network between them, if any")
     parser.add_argument("--collectives", default=",".join(COLLECTIVES))
     parser.add_argument("--sizes", default="1K,64K,16M")
+    parser.add_argument("--type", default="float32", help="of the elements")
     parser.add_argument("--turns", type=int, default=5)
     parser.add_argument("--json", type=Path, help="where to write the figures")
     parser.add_argument("--as-rank", action="store_true", help=argparse.SUPPRESS)

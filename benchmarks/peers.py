@@ -4,7 +4,8 @@
     python benchmarks/peers.py --busy 1,2               # processes that compute all the time
     python benchmarks/peers.py --busy 1,2 --transport tcp
     python benchmarks/peers.py --quota 0.5              # of a core, for each rank; needs root
-    python benchmarks/peers.py --row 100 --sizes 16K,128K    # as a model makes a token
+    python benchmarks/peers.py --row 100 --type bfloat16 --sizes 16K,64K,128K
+                                                        # as a model makes a token
     python benchmarks/peers.py --collectives ddp --sizes 16M --busy 0,4
 
 Busy processes run on whichever core the kernel puts them. Each figure is the median of all calls
@@ -79,7 +80,7 @@ def measure(
         if of[0]
     }
     return {"collective": call.collective, "bytes": call.size, "in_a_row": call.row,
-            "busy": len(busy.processes), "peers": figures}  # fmt: skip
+            "type": call.type, "busy": len(busy.processes), "peers": figures}  # fmt: skip
 
 
 def row_of(figures: dict[str, Any], names: list[str]) -> list[str]:
@@ -106,16 +107,20 @@ def run(options: argparse.Namespace) -> None:
         quotas = stack.enter_context(Quotas(options.quota)) if options.quota else None
         settings = Settings(options.ranks, options.transport, options.deadline, quotas)
         peers = {name: stack.enter_context(peer(name, settings)) for name in options.backends}
-        calls = [Call(what, n, options.row) for what in options.collectives for n in options.sizes]
+        calls = [
+            Call(what, size, options.row, options.type)
+            for what in options.collectives
+            for size in options.sizes
+        ]
         for count in options.busy:
             with BusyCores(options.deadline, count) as busy:
                 every += [measure(peers, busy, options, call) for call in calls]
     first = options.backends[0]
     quota = f", {options.quota} of a core each" if options.quota else ""
     print(
-        f"{options.ranks} ranks on {len(os.sched_getaffinity(0))} cores{quota}, transport "
-        f"{options.transport}: median and mean of the calls of {options.rounds} rounds, µs; and "
-        f"how many times as long as the best of the others {first} takes\n"
+        f"{options.ranks} ranks on {len(os.sched_getaffinity(0))} cores{quota}, {options.type}, "
+        f"transport {options.transport}: median and mean of the calls of {options.rounds} rounds, "
+        f"µs; and how many times as long as the best of the others {first} takes\n"
     )
     head = ["collective", "bytes", "busy", *options.backends, "median", "mean", "share"]
     report.print_table(head, [row_of(some, options.backends) for some in every], options.markdown)
@@ -132,6 +137,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     add("--sizes", type=report.list_of(report.size), default="8,16K,256K,4M,16M,64M")
     add("--collectives", type=report.list_of(str), default="all_reduce",
         help="ddp: a step of training, with gradients of that size")  # fmt: skip
+    add("--type", default="float32", help="of the elements; MPI has float32 alone")
     add("--row", type=report.positive, default=1, help="collectives in a row are a call")
     add("--backends", type=report.list_of(str), default="ringcomm,gloo",
         help="openmpi,mpich,deepspeed; the first is compared with the others")  # fmt: skip

@@ -42,6 +42,7 @@ class Call:
     collective: str
     size: int
     row: int = 1
+    type: str = "float32"
 
 
 @dataclass(frozen=True)
@@ -110,17 +111,24 @@ def once_of(rank: Rank, call: Call) -> Callable[[], object] | None:
         width = max(1, int((call.size / 4 / LAYERS) ** 0.5))
         model = Model("mlp", "ddp", width, LAYERS, BATCH)
         return None if "deepspeed" in rank.kept else Trainer(rank, model, "cpu", silent=False).step
-    count = cases.elements(call.collective, call.size, rank.size)
+    form = cases.Form(call.type)
+    count = cases.elements(call.collective, call.size, rank.size, form.dtype.itemsize)
     if reduce := rank.kept.get("deepspeed"):
-        return summed_by(reduce, count, rank.size) if call.collective == "all_reduce" else None
-    cases.verify(call.collective, count, rank.index, rank.size)
-    case = cases.make(call.collective, count, rank.index, rank.size)
+        # Without AVX-512 its kernel ends the process by an illegal instruction, but for float32.
+        able = call.type == "float32" or "avx512" in Path("/proc/cpuinfo").read_text()
+        if call.collective != "all_reduce" or not able:
+            return None
+        return summed_by(reduce, torch.ones(count, dtype=form.dtype), rank.size)
+    cases.verify(call.collective, count, rank.index, rank.size, form)
+    case = cases.make(call.collective, count, rank.index, rank.size, form)
     case.given.zero_()
     return case.call
 
 
-def summed_by(reduce: Callable[[torch.Tensor], None], count: int, ranks: int) -> Callable[[], None]:
-    tensor = torch.ones(count)
+def summed_by(
+    reduce: Callable[[torch.Tensor], None], tensor: torch.Tensor, ranks: int
+) -> Callable[[], None]:
+    """Return a function that calls it; `tensor` holds ones."""
     reduce(tensor)
     assert tensor.eq(ranks).all(), f"DeepSpeed's sum of ones is {tensor}"
     tensor.zero_()
@@ -189,7 +197,7 @@ class OfMpi:
     def __exit__(self, *_: object) -> None: ...
 
     def times(self, call: Call, seconds: float) -> list[float]:
-        if call.collective != "all_reduce":
+        if call.collective != "all_reduce" or call.type != "float32":
             return []
         ranks, quotas = self.settings.ranks, self.settings.quotas
         folders = quotas.folders(ranks) if quotas is not None else []

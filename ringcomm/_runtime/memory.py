@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 def empty(*size: int | Sequence[int], dtype: torch.dtype | None = None) -> torch.Tensor:
     """Return an uninitialized tensor on the CPU that the other ranks of this host can read.
 
-    Collectives of 2 MiB and more between ranks of one host then read it where it lies, instead of
+    Collectives of 1 MiB and more between ranks of one host then read it where it lies, instead of
     copying it in and out. Allocate what you send again and again this way, on every rank: an
     `all_reduce` needs all ranks' tensors there, a `broadcast` only the root's. Results have the
     same bits as those of other tensors. DDP and FSDP2 ask for such tensors by themselves.

@@ -126,12 +126,12 @@ def make(collective: str, count: int, rank: int, ranks: int, form: Form = PLAIN)
     return _MAKERS[collective](_Place(count, rank, ranks, form))
 
 
-def verify(collective: str, count: int, rank: int, ranks: int) -> None:
+def verify(collective: str, count: int, rank: int, ranks: int, form: Form = PLAIN) -> None:
     """Call it once on data of its own, and check what comes out. Raises WrongResultError."""
-    case = make(collective, count, rank, ranks)
+    case = make(collective, count, rank, ranks, form)
     case.call()
     if case.expected is not None:
-        check(f"{collective} of {count * ELEMENT} bytes", case.result, case.expected)
+        check(f"{collective} of {count * form.dtype.itemsize} bytes", case.result, case.expected)
 
 
 @dataclass(frozen=True)
