@@ -61,9 +61,10 @@ template <typename T>
 const T& only_one(const Refusal& refuse, const std::vector<T>& list, const char* which = "") {
   if (list.size() == 1) return list[0];
   refuse(str("requires a single-element ", which, "tensor list, this one has ", list.size(),
-             ": make a call for each, or a coalesced one"));
+             list.empty() ? "" : ": make a call for each, or a coalesced one"));
 }
-Rank checked_root(const Refusal& refuse, int64_t root, int size);
+// `tensor`: which of the root's list, where the call has such a choice.
+Rank checked_root(const Refusal& refuse, int64_t root, int size, int64_t tensor = 0);
 void check_all_served(const Refusal& refuse, at::TensorList tensors);
 void check_same_type(const Refusal& refuse, const at::Tensor& model, at::TensorList tensors);
 void check_same_shape(const Refusal& refuse, const at::Tensor& model, at::TensorList tensors);

@@ -89,8 +89,9 @@ std::vector<Span> by_rank(const std::vector<Span>& wholes, int size) {
 
 // ---- checks
 
-Rank checked_root(const Refusal& refuse, int64_t root, int size) {
+Rank checked_root(const Refusal& refuse, int64_t root, int size, int64_t tensor) {
   c10d::assertRootRank(refuse, root, size);
+  c10d::assertRootTensor(refuse, tensor, 1);
   return static_cast<Rank>(root);
 }
 

@@ -109,7 +109,7 @@ Backend::WorkPtr Backend::allreduce_coalesced(Tensors& tensors,
 
 Backend::WorkPtr Backend::broadcast(Tensors& tensors, const c10d::BroadcastOptions& opts) {
   Call call(OpType::BROADCAST, Collective::kBroadcast);
-  call.operation.root = checked_root(call.refuse, opts.rootRank, size());
+  call.operation.root = checked_root(call.refuse, opts.rootRank, size(), opts.rootTensor);
   check_served(call.refuse, only_one(call.refuse, tensors));
   set_moved_type(call, tensors);
   add_in_place(call, tensors);
@@ -119,7 +119,7 @@ Backend::WorkPtr Backend::broadcast(Tensors& tensors, const c10d::BroadcastOptio
 
 Backend::WorkPtr Backend::reduce(Tensors& tensors, const c10d::ReduceOptions& opts) {
   Call call(OpType::REDUCE, Collective::kReduce);
-  call.operation.root = checked_root(call.refuse, opts.rootRank, size());
+  call.operation.root = checked_root(call.refuse, opts.rootRank, size(), opts.rootTensor);
   const at::Tensor& tensor = only_one(call.refuse, tensors);
   check_served(call.refuse, tensor);
   set_reduction(call, opts.reduceOp, tensor);

@@ -168,12 +168,16 @@ def wrong_calls(rank: Rank) -> list[tuple[str, Any, str]]:
     src, two = torch.ones(2), torch.ones(3)
     root = dist.BroadcastOptions()
     root.rootRank = 7
+    second, reduced = dist.BroadcastOptions(), dist.ReduceOptions()
+    second.rootTensor = reduced.rootTensor = 1
     last = dist.GatherOptions()
     last.rootRank = (me + 1) % n
     band = dist.AllreduceOptions()
     band.reduceOp = dist.ReduceOp.BAND
     return [
         ("root", lambda: group.broadcast([src], root), "invalid root rank: 7"),
+        ("tensor", lambda: group.broadcast([src], second), "invalid root tensor: 1"),
+        ("tensor", lambda: group.reduce([src], reduced), "invalid root tensor: 1"),
         (
             "two",
             lambda: group.allreduce([src, two], dist.AllreduceOptions()),
