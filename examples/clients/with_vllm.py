@@ -7,6 +7,11 @@ vLLM starts its two ranks itself and asks for Gloo. On one host, with AVX-512, i
 shared memory of its own, and the process groups only help it start. `--no-own-memory` makes it take
 what it takes between hosts and without AVX-512: the process groups. The line at the end says which
 it was. The model is a small Llama of random numbers, made here.
+
+On two hosts, with a rank on each, start it on both, and name the first one's address:
+
+python examples/clients/with_vllm.py --first 10.0.0.1 --host 0
+python examples/clients/with_vllm.py --first 10.0.0.1 --host 1
 """
 
 import argparse
@@ -15,13 +20,13 @@ import os
 import statistics
 import tempfile
 import time
+from typing import Any
 
 for name, value in {
     "HF_HUB_OFFLINE": "1",
     "OMP_NUM_THREADS": "1",
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
     "VLLM_CPU_KVCACHE_SPACE": "1",  # GiB
-    "VLLM_HOST_IP": "127.0.0.1",
     "VLLM_LOGGING_LEVEL": "ERROR",
     "VLLM_NO_USAGE_STATS": "1",
 }.items():
@@ -33,6 +38,7 @@ import transformers  # noqa: E402
 import vllm  # noqa: E402
 from vllm.distributed.device_communicators.cpu_communicator import CpuCommunicator  # noqa: E402
 from vllm.distributed.parallel_state import get_tp_group  # noqa: E402
+from vllm.v1.executor.multiproc_executor import MultiprocExecutor  # noqa: E402
 from vllm.v1.worker.cpu_worker import CPUWorker  # noqa: E402
 
 RANKS = 2
@@ -72,18 +78,26 @@ def save_model(folder: str) -> None:
     transformers.LlamaForCausalLM(config).save_pretrained(folder)
 
 
-def start(folder: str, own_memory: bool) -> vllm.LLM:
-    return vllm.LLM(
-        model=folder,
-        skip_tokenizer_init=True,
-        dtype="float32",
-        enforce_eager=True,
-        max_model_len=256,
-        tensor_parallel_size=RANKS,
-        distributed_executor_backend="mp",
-        worker_cls="with_vllm.Worker",
-        additional_config={"own_memory": own_memory},
-    )
+def settings(folder: str, options: argparse.Namespace) -> dict[str, Any]:
+    hosts = {"nnodes": 2, "node_rank": options.host, "master_addr": options.first}
+    return {
+        "model": folder,
+        "skip_tokenizer_init": True,
+        "dtype": "float32",
+        "enforce_eager": True,
+        "max_model_len": 256,
+        "tensor_parallel_size": RANKS,
+        "distributed_executor_backend": "mp",
+        "worker_cls": "with_vllm.Worker",
+        "additional_config": {"own_memory": options.own_memory},
+        **(hosts if options.first else {}),
+    }
+
+
+def serve(folder: str, options: argparse.Namespace) -> None:
+    """Run this host's rank until the first host ends it."""
+    config = vllm.EngineArgs(**settings(folder, options)).create_engine_config(headless=True)
+    MultiprocExecutor(config, monitor_workers=False).start_worker_monitor(inline=True)
 
 
 def answer(model: vllm.LLM) -> list[list[int]]:
@@ -118,10 +132,17 @@ def main() -> None:
         dest="own_memory",
         help="have vLLM add tensors up through the process group",
     )
+    parser.add_argument("--first", metavar="ADDRESS", help="of the first of two hosts")
+    parser.add_argument("--host", type=int, default=0, help="0 or 1: which of them this is")
     options = parser.parse_args()
+    if not options.first:
+        os.environ.setdefault("VLLM_HOST_IP", "127.0.0.1")
     with tempfile.TemporaryDirectory() as folder:
         save_model(folder)
-        model = start(folder, options.own_memory)
+        if options.host > 0:
+            serve(folder, options)
+            return
+        model = vllm.LLM(**settings(folder, options))
         tokens, seconds = timed(model)
         backends = set(map(tuple, model.collective_rpc("made_of")))
     ((backend, groups),) = backends

@@ -15,6 +15,9 @@ import pytest
 from conftest import Run
 
 from lab import ROOT
+from lab.hosts import Hosts
+from lab.limits import limit
+from lab.namespaces import missing
 
 CLIENTS = ROOT / "examples" / "clients"
 PAGE = ROOT / "docs" / "clients.md"
@@ -163,6 +166,40 @@ def test_vllm_decodes_the_same_tokens(vllm_environment: Path, run: Run, tmp_path
         )
         match = TOKENS.search(done.stdout)
         assert match, done.stdout + done.stderr
+        told.append(match.groups())
+    (ours, backend), (theirs, other) = told
+    assert (backend, other) == ("ringcomm", "gloo")
+    assert ours == theirs
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.skipif(missing() is not None, reason=str(missing()))
+def test_vllm_decodes_the_same_tokens_on_two_hosts(vllm_environment: Path, tmp_path: Path) -> None:
+    """A rank on each; vLLM never ends the second host's program, so the hosts' end does."""
+    told = []
+    for as_gloo in ("gloo", ""):
+        with Hosts(2, rate="1gbit") as hosts:
+            for host in (1, 0):
+                words = [str(CLIENTS / f"{VLLM}.py"), "--first", hosts.addresses[0]]
+                variables = {
+                    "RINGCOMM_AS": as_gloo,
+                    "GLOO_SOCKET_IFNAME": "eth0",
+                    "VLLM_HOST_IP": hosts.addresses[host],
+                    "PYTHONPYCACHEPREFIX": str(tmp_path / "compiled"),
+                    "PYTHONDONTWRITEBYTECODE": None,
+                }
+                output = (tmp_path / f"host{host}").open("w+b")
+                started = hosts.start(
+                    host,
+                    [str(vllm_environment), *words, "--host", str(host)],
+                    env=variables,
+                    output=output.fileno(),
+                    cwd=tmp_path,
+                )
+            assert started.wait(limit(100)) == 0, (tmp_path / "host0").read_text()
+        match = TOKENS.search((tmp_path / "host0").read_text())
+        assert match, (tmp_path / "host0").read_text()
         told.append(match.groups())
     (ours, backend), (theirs, other) = told
     assert (backend, other) == ("ringcomm", "gloo")
