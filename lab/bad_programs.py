@@ -87,7 +87,7 @@ def misuses(world: elastic.World, log: Log) -> None:
     refused(log, "early step", lambda: world.step().__enter__())
     refused(log, "early batches", lambda: next(iter(world.batches(line.loader))))
     refused(log, "early checkpoint", lambda: world.checkpoint("nowhere", every=1))
-    refused(log, "stateless", lambda: world.track(thing=object()))  # type: ignore[arg-type]
+    refused(log, "stateless", lambda: world.track(thing=object()))
     refused(log, "zero", lambda: world.track(opt=_zero(line)))
     refused(log, "two samplers", lambda: world.track(first=line.sampler, two=other))
     line.track()

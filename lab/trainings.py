@@ -12,6 +12,7 @@ import torch.nn.functional as F  # noqa: N812
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 from torch.nn.parallel import DistributedDataParallel
+from torch.optim.swa_utils import AveragedModel
 
 from lab.course import DIES, ENDS, GROWS, Course, Training, batch
 from lab.trainee import CLASSES, FEATURES, Net
@@ -77,6 +78,50 @@ def scaler(course: Course) -> Training:
         }
 
     return Training({"model": model, "opt": opt, "sched": sched, "scale": scale}, step, tell)
+
+
+def following(course: Course, late: bool = False) -> Training:
+    """Averages and schedulers, in the block and after it, and a generator of the program's own.
+
+    `late`: there are two optimizers, so the vote comes at the end of the block.
+    """
+    world, net = course.world, Net()
+    model, draws = _ddp(net), torch.Generator().manual_seed(world.rank)
+    halves = [net.layers[:2].parameters(), net.layers[2:].parameters()]
+    opts = [torch.optim.SGD(half, lr=0.1) for half in (halves if late else [net.parameters()])]
+    inside, outside = AveragedModel(net), AveragedModel(net)
+    scheds = [torch.optim.lr_scheduler.StepLR(opts[0], 3, gamma=0.5) for _ in range(2)]
+
+    def step() -> None:
+        for opt in opts:
+            opt.zero_grad()
+        x, y = batch(world)
+        loss = _loss(model, (x + torch.randn(x.shape, generator=draws), y))
+        course.backward(loss).backward()
+        course.at("fails")
+        for opt in opts:
+            opt.step()
+        inside.update_parameters(net)
+        scheds[0].step()
+
+    def after() -> None:
+        outside.update_parameters(net)
+        scheds[1].step()
+
+    def tell() -> dict[str, Any]:
+        averages = [digest(average) for average in (inside, outside)]
+        assert averages[0] == averages[1], averages
+        return {
+            "digest": [digest(net, opt) for opt in opts],
+            "averages": [averages, [int(average.n_averaged) for average in (inside, outside)]],
+            "scheduled": [sched.last_epoch for sched in scheds],
+            "draws": torch.rand(1, generator=draws).item(),
+        }
+
+    tracked = {f"opt{number}": opt for number, opt in enumerate(opts)}
+    tracked |= {f"sched{number}": sched for number, sched in enumerate(scheds)}
+    tracked |= {"model": model, "inside": inside, "outside": outside, "draws": draws}
+    return Training(tracked, step, tell, after)
 
 
 def accumulating(course: Course) -> Training:

@@ -14,7 +14,7 @@ from ringcomm.elastic.changes import Change, Member
 from ringcomm.elastic.errors import Diverged, Evicted, TooFew
 from ringcomm.elastic.joining import join
 from ringcomm.elastic.sampler import Sampler
-from ringcomm.elastic.world import World
+from ringcomm.elastic.world import Step, World
 
 __all__ = [
     "Change",
@@ -22,6 +22,7 @@ __all__ = [
     "Evicted",
     "Member",
     "Sampler",
+    "Step",
     "TooFew",
     "World",
     "join",

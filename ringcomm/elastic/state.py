@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from ringcomm.elastic import ddp, transfer
+from ringcomm.elastic.averages import Averages
 from ringcomm.elastic.transfer import Packed
 
 
@@ -31,6 +32,9 @@ class Tracked:
     before the optimizer's step: buffers, random numbers, gradients, and what schedulers and scalers
     write. `keep_for_undo` and `undo` are for the optimizer's step. Other objects may change only
     after it.
+
+    Whatever the program changes between a step that did not count and its repetition is a part of
+    that step: `settle` puts back what schedulers did there.
     """
 
     def __init__(self, **objects: Stateful) -> None:
@@ -41,11 +45,16 @@ class Tracked:
         """
         for name, thing in objects.items():
             for method in ("state_dict", "load_state_dict"):
+                if isinstance(thing, torch.Generator):
+                    continue
                 if not callable(getattr(thing, method, None)):
                     kind = type(thing).__name__
                     raise TypeError(f"{name!r} is a {kind} without {method}(), so it has no state")
             ddp.refuse(name, thing)
-        self.objects: dict[str, Any] = dict(sorted(objects.items()))
+        self.objects: dict[str, Any] = {
+            name: Generator(thing) if isinstance(thing, torch.Generator) else thing
+            for name, thing in sorted(objects.items())
+        }
         things = list(self.objects.values())
         self.wrappers: list[Any] = ddp.wrappers_in(things)
         self.modules: list[Any] = [ddp.unwrapped(o) for o in things if isinstance(o, nn.Module)]
@@ -60,7 +69,9 @@ class Tracked:
         self.parameters: list[Any] = list(parameters.values())
         self._buffers = _Buffers(self.modules)
         self._by_hand = _Copies()  # parameters that the program changes, and no optimizer
-        self._random = _Random()
+        self._random = _Random([o for o in things if isinstance(o, Generator)])
+        self.averages = Averages(things)
+        self._is_to_settle = False
         self._undo: dict[int, _Undo] = {}
         self._marked: list[Any] = []
         self._incoming: tuple[dict[str, Any], list[Any]] | None = None
@@ -82,6 +93,7 @@ class Tracked:
         """
         for wrapper in self.wrappers:
             ddp.check_step(wrapper)
+        self.settle()
         self._random.mark()
         self._buffers.mark()
         if not self.optimizers:
@@ -99,7 +111,7 @@ class Tracked:
         """
         if not self._marked:
             raise RuntimeError("restore() without mark(): no step has begun")
-        without, schedulers, scalers, options = self._marked
+        without, _, scalers, options = self._marked
         self._random.restore()
         self._buffers.restore()
         if not self.optimizers:
@@ -109,13 +121,28 @@ class Tracked:
                 parameter.grad = None
             elif parameter.grad is not None:
                 parameter.grad.detach().zero_()
-        for scheduler, state in zip(self.schedulers, schedulers, strict=True):
-            scheduler.load_state_dict(_copied(state))
+        self._put_schedulers_back()
         for scaler, state in zip(self.scalers, scalers, strict=True):
             scaler._scale, scaler._growth_tracker = _copied(state)
             scaler._per_optimizer_states.clear()  # what unscale_() noted in this step
         for optimizer, groups in zip(self.optimizers, options, strict=True):
             _put_options(optimizer, groups)
+        self.averages.drop()
+        self._is_to_settle = True
+
+    def settle(self) -> None:
+        """Put back what the program did after a step that did not count, before it comes again."""
+        if not self._is_to_settle:
+            return
+        self._is_to_settle = False
+        self.averages.settle()
+        self._put_schedulers_back()
+        for optimizer, groups in zip(self.optimizers, self._marked[3], strict=True):
+            _put_options(optimizer, groups)
+
+    def _put_schedulers_back(self) -> None:
+        for scheduler, state in zip(self.schedulers, self._marked[1], strict=True):
+            scheduler.load_state_dict(_copied(state))
 
     # ---- an optimizer's step that is taken back
 
@@ -341,16 +368,32 @@ def _apart(state: dict[str, Any]) -> dict[str, Any]:
 # ---- random numbers
 
 
-class _Random:
-    """The generators that a step may draw from: torch's, Python's and NumPy's."""
+class Generator:
+    """A generator of the program's own, as an object with state. All ranks draw alike from it."""
 
-    def __init__(self) -> None:
+    def __init__(self, generator: torch.Generator) -> None:
+        self._generator = generator
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"device": str(self._generator.device), "state": self._generator.get_state()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._generator.set_state(state["state"].cpu())
+
+
+class _Random:
+    """The generators that a step may draw from: torch's, Python's, NumPy's, and tracked ones."""
+
+    def __init__(self, tracked: list[Generator]) -> None:
+        self._tracked = tracked
+        self._own: list[dict[str, Any]] = []
         self._states: tuple[Any, Any, Any] = (None, None, None)
         self._numpy: Any = None
         self._numpy_at: tuple[Any, int] = (None, 0)  # a generator, and where its state lies
         self._numpy_bits: bytes | None = None
 
     def mark(self) -> None:
+        self._own = [generator.state_dict() for generator in self._tracked]
         device = _cuda_generator()
         self._states = (
             torch.default_generator.get_state(),
@@ -382,6 +425,8 @@ class _Random:
         if device is not None:
             _cuda_generator().set_state(device)
         random.setstate(python)
+        for generator, state in zip(self._tracked, self._own, strict=True):
+            generator.load_state_dict(state)
         if self._numpy is not None:
             sys.modules["numpy.random"].set_state(self._numpy)
 

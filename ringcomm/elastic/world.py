@@ -156,11 +156,12 @@ class World:
 
     # ---- the state
 
-    def track(self, **state: Stateful) -> None:
+    def track(self, **state: Stateful | torch.Generator) -> None:
         """Say what the training changes: modules, optimizers, schedulers, scalers, the sampler.
 
         Call it once, with the same names on all ranks. All get the state of rank 0. One that
         comes later is admitted here: it gets the state from all members, after the step under way.
+        torch's `AveragedModel` counts each step once. A generator draws alike on all ranks.
         Parameters that no tracked module has are not kept equal. Raises TypeError or ValueError for
         what cannot be taken over a change, or where ranks track different things.
         """
@@ -265,8 +266,13 @@ class World:
 
     # ---- steps
 
-    def step(self) -> AbstractContextManager[None]:
+    def step(self) -> Step:
         """Enclose a step of the training: every member applies it, or none does and it is repeated.
+
+            with world.step() as step:
+                …
+            if step.counted:
+                …  # it was applied, by all members
 
         The first `step()` of the tracked optimizer inside waits until all ranks have their
         gradients. Several optimizers make their steps at once, and take them back if the step does
@@ -346,6 +352,8 @@ class World:
     def _assemble(self) -> None:
         """Between two steps: take guests in, and wait for others while there are too few."""
         least, changes = self._sizes[0], self._at
+        if self._tracked is not None:
+            self._tracked.settle()  # before guests get it
         changes.admit()
         changes.regroup()
         if len(changes.epochs.members) >= least:
@@ -419,7 +427,7 @@ class World:
         raise Left
 
 
-class Step(AbstractContextManager[None]):
+class Step(AbstractContextManager["Step"]):
     """A step under way: voted on when its only optimizer is about to apply it, else at its end.
 
     Several optimizers, and those that call a closure, apply theirs before the vote. Then it is
@@ -437,7 +445,12 @@ class Step(AbstractContextManager[None]):
         self._redo = False  # it was decided that it does not count
         self._leaves = False
 
-    def __enter__(self) -> None:
+    @property
+    def counted(self) -> bool:
+        """Whether every member has applied it. Without, it comes again: do nothing for it."""
+        return self._counts
+
+    def __enter__(self) -> Step:
         world, tracked = self._world, self._world._at.tracked
         if tracked is None:
             raise RuntimeError("call world.track(...) before the first world.step()")
@@ -447,7 +460,9 @@ class Step(AbstractContextManager[None]):
         self._leaves = world._leaving
         changes.flags = LEAVES if self._leaves else 0
         tracked.mark()
+        tracked.averages.begin()
         world._step, world._training = self, True
+        return self
 
     def before(self, optimizer: Any, index: int, *, closure: bool) -> None:
         """Prepare: the tracked optimizer of that index is about to apply its gradients.
@@ -474,6 +489,9 @@ class Step(AbstractContextManager[None]):
     def after(self, index: int) -> None:
         """Note that the tracked optimizer of that index has applied its gradients."""
         self._done |= 2 << index
+        tracked = self._world._at.tracked
+        if self._counts and tracked is not None:
+            tracked.averages.count()
 
     def __exit__(
         self,
@@ -541,6 +559,7 @@ class Step(AbstractContextManager[None]):
         if self._counts:
             changes.counters.steps += 1
             tracked.forget_undo()
+            tracked.averages.count()
             return
         try:
             tracked.undo()

@@ -15,6 +15,7 @@ from lab.course import DIES, ENDS, GROWS, run, starters
 from lab.limits import limit
 from lab.trainee import Log, Plan, enter
 from lab.trainees import Event, trainees
+from ringcomm import elastic
 
 
 def train(make: Any, place: str = "backward") -> tuple[list[Event], list[list[Event]]]:
@@ -57,6 +58,39 @@ def test_all_end_with_the_same(make: Any, place: str) -> None:
         assert min(end["stats"][name] for name in ("agree_ms", "regroup_ms", "change_ms")) > 0
 
 
+@pytest.mark.parametrize("late", [False, True])
+def test_averages_and_schedulers_count_each_step_once(late: bool) -> None:
+    """In the block and after it; the step in which a rank dies is computed again."""
+    ends, _ = train(partial(trainings.following, late=late))
+    same = ends[0]["same"]
+    assert same["averages"][1] == [ENDS, ENDS]
+    assert same["scheduled"] == [ENDS, ENDS]
+
+
+def count_the_steps(world: elastic.World, log: Log) -> None:
+    """A step that a failure ends does not count, and comes again."""
+    net = torch.nn.Linear(2, 2)
+    opt = torch.optim.SGD(net.parameters(), lr=0.1)
+    world.track(net=net, opt=opt)
+    told: list[bool] = []
+    while world.step_number < 4:
+        fails = len(told) == 2
+        with world.step() as step:
+            assert not step.counted
+            net(torch.ones(1, 2)).sum().backward()
+            if fails:
+                raise dist.DistBackendError("planned")
+            opt.step()
+        told.append(step.counted)
+    log("end", told=told)
+
+
+def test_a_step_says_whether_it_counted() -> None:
+    with starters(2, count_the_steps) as some:
+        ends = some.await_ends([0, 1])
+    assert [end["told"] for end in ends] == [[True, True, False, True, True]] * 2
+
+
 def test_a_scaler_and_a_scheduler() -> None:
     """A skipped step is voted on at its end, where the rank dies; redone, it counts once."""
     ends, _ = train(trainings.scaler, "end")
@@ -90,7 +124,14 @@ def test_subgroups_and_learning_rates_follow() -> None:
 
 @pytest.mark.parametrize(
     "make",
-    [trainings.scaler, trainings.descending, trainings.adversaries, trainings.searching],
+    [
+        trainings.scaler,
+        trainings.descending,
+        trainings.adversaries,
+        trainings.searching,
+        trainings.following,
+        partial(trainings.following, late=True),
+    ],
 )
 def test_a_step_that_is_computed_again_leaves_no_trace(make: Any) -> None:
     """After failures that lose nobody, all is as without: random numbers and buffers, too."""
