@@ -228,6 +228,38 @@ def joins_with_another_shape(world: elastic.World, log: Log) -> None:
     goes_on(line, log)
 
 
+def joins_oddly(world: elastic.World, log: Log, how: str) -> None:
+    """A joiner that differs in one thing; the members train until it came, and went."""
+    odd = how if world._changes is None else ""
+    founders = 0 if odd else world.size
+    line = Line(world)
+    if odd == "frozen":
+        line.net.bias.requires_grad_(False)
+    if odd in ("frozen", "layout"):
+        unused = odd == "layout"
+        line.model = nn.parallel.DistributedDataParallel(
+            line.net, init_sync=False, find_unused_parameters=unused
+        )
+    line.track()
+    if odd == "rate":
+        line.opt.param_groups[0]["lr"] = 0.2
+    if odd == "parameters":
+        line.net.weight.data += 1
+    if odd == "loader":
+        line.loader = DataLoader(
+            Numbers(), batch_sampler=line.sampler, num_workers=1, multiprocessing_context="fork"
+        )
+    while not (world.stats().get("epochs", 0) >= 2 and world.size == founders):
+        for x in world.batches(line.loader):
+            with world.step():
+                line.opt.zero_grad()
+                line.model(x).sum().backward()
+                if odd == "operations":
+                    torch.distributed.all_reduce(torch.ones(3))
+                line.opt.step()
+    log("end", size=world.size)
+
+
 def wraps_errors(world: elastic.World, log: Log) -> None:
     """A program that makes other errors of those in its step."""
     line = Line(world).track()
@@ -265,8 +297,9 @@ def differs_later(world: elastic.World, log: Log) -> None:
     line = Line(world).track()
     while world.step_number < 100:
         line.step()
-        if world.step_number == 3 and world.rank == 1:
+        if (world.step_number, world.rank, world.epoch) == (3, 1, 0):
             line.net.weight.data += 1
+    log("end", size=world.size)
 
 
 def skips_a_step(world: elastic.World, log: Log) -> None:

@@ -112,10 +112,10 @@ def compare(ballots: list[Ballot], step: int) -> None:
     for what, text in DIFFERENCES.items():
         values = [getattr(ballot, what) for ballot in ballots]
         usual = max(values, key=values.count)
-        odd = [str(rank) for rank, value in enumerate(values) if value != usual]
+        odd = tuple(rank for rank, value in enumerate(values) if value != usual)
         if odd:
-            ranks = "rank " + odd[0] if len(odd) == 1 else "ranks " + ", ".join(odd)
-            raise Diverged(text.format(step, ranks))
+            ranks = ("rank " if len(odd) == 1 else "ranks ") + ", ".join(map(str, odd))
+            raise Diverged(text.format(step, ranks), what, odd)
 
 
 def hash_of_options(tracked: Tracked) -> int:

@@ -122,6 +122,7 @@ class Changes:
     given_up: str = ""  # why this rank is in the world no more
     shared: bool = False  # the state is equal on all ranks
     fresh: bool = True  # the first vote of an epoch compares all parameters
+    on_probation: frozenset[str] = frozenset()  # members that joined, until a vote with them counts
     lost: list[Process] = field(default_factory=list)
     before: tuple[Process, ...] = ()  # the members, when the change began
     since: float = 0.0
@@ -156,12 +157,40 @@ class Changes:
         except RuntimeError as error:
             return self.failed(error)
         self.voted = False
-        compare(ballots, self.counters.steps)
+        try:
+            compare(ballots, self.counters.steps)
+        except Diverged as error:
+            if odd := self._to_drop(error):
+                return self._drop(odd, error)
+            raise
         self._decide()
+        self.on_probation = frozenset()
         for ballot in ballots:
             self.planned |= ballot.flags
         self.all_leave = all(ballot.flags & LEAVES for ballot in ballots)
         return True
+
+    def _to_drop(self, error: Diverged) -> frozenset[str]:
+        """Choose the members that the others go on without, instead of ending all; alike on all.
+
+        One that came just now is dropped for any difference: it has another program or other
+        settings. Of the others, one whose parameters differ where most agree: its memory may be
+        broken, or a step is not deterministic there. Started anew, it gets the right ones.
+        """
+        members = self.epochs.members
+        odd = frozenset(members[rank].uuid for rank in error.ranks)
+        few = 2 * len(odd) < len(members) and error.what == "state"
+        return odd if few or odd <= self.on_probation else frozenset()
+
+    def _drop(self, odd: frozenset[str], error: Diverged) -> bool:
+        """Leave if this rank is one of them, else go on without. The commit does not count."""
+        if self.epochs.me.uuid in odd:
+            self.give_up("this rank differs from the others")
+            raise error
+        stay = [process.uuid for process in self.epochs.members if process.uuid not in odd]
+        if self.epochs.me.uuid == stay[0]:
+            say(f"elastic: going on without what differs: {error}")
+        return self.meet()
 
     def give_up(self, why: str) -> None:
         """Leave the world for good: this rank may hold what the others do not."""
@@ -234,12 +263,15 @@ class Changes:
 
     def _meet_after(self, error: BaseException) -> bool:
         counts = self.meet(failed=True)
-        if self.fruitless_failures >= MOST_FRUITLESS:
-            raise Diverged(
-                f"operations failed {self.fruitless_failures} times in a row, and no rank was lost "
-                f"by it: {error}"
-            ) from error
-        return counts
+        if self.fruitless_failures < MOST_FRUITLESS:
+            return counts
+        diverged = Diverged(
+            f"operations failed {self.fruitless_failures} times in a row, and no rank was lost "
+            f"by it: {error}"
+        )
+        if not self.on_probation:
+            raise diverged from error
+        return self._drop(self.on_probation, diverged)
 
     # ---- changes
 
@@ -352,6 +384,8 @@ class Changes:
             for wrapper in self.tracked.wrappers:
                 ddp.regroup(wrapper, dist.group.WORLD, rebuild=bool(joined))
         self.fresh = True
+        self.on_probation |= {process.uuid for process in joined}
+        self.on_probation &= {process.uuid for process in epochs.members}
         self._tell(joined)
 
     def _tell(self, joined: list[Process]) -> None:

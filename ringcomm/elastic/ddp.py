@@ -136,6 +136,18 @@ def _groups_of(state: object) -> list[Any]:
     return [value for value in values if isinstance(value, dist.ProcessGroup)]
 
 
+def layout_of(wrapper: Any) -> dict[str, str]:
+    """Return the arguments and hooks by which a wrapper lays out its operations."""
+    names = ("bucket_bytes_cap", "find_unused_parameters", "gradient_as_bucket_view",
+             "static_graph", "broadcast_buffers")  # fmt: skip
+    layout = {name: str(getattr(wrapper, name, None)) for name in names}
+    hooks = [getattr(hook, "__qualname__", repr(hook)) for hook, _ in wrapper._comm_hooks]
+    layout["communication hook"] = (
+        ", ".join([*hooks, _built_in_hook(wrapper)]).strip(", ") or "none"
+    )
+    return layout
+
+
 def check_step(wrapper: Any) -> None:
     """Raise RuntimeError if a step runs inside `wrapper.join()`, whose group would be stale."""
     config = getattr(wrapper, "_join_config", None)

@@ -20,6 +20,11 @@ class Diverged(RuntimeError):  # noqa: N818 - a state, by its name
     The text names the ranks that differ. The program has an error: each rank must do the same.
     """
 
+    def __init__(self, text: str, what: str = "", ranks: tuple[int, ...] = ()) -> None:
+        """`what` differs, as a field of ballots, at `ranks` from the others."""
+        super().__init__(text)
+        self.what, self.ranks = what, ranks
+
 
 class Redo(BaseException):
     """Unwinds a step that is computed again; no handler of the user's is to catch it."""

@@ -81,6 +81,18 @@ class Tracked:
         """Return names and kinds, to compare between ranks: "model: Net, opt: AdamW"."""
         return _listed(self._kinds())
 
+    def _terms(self) -> dict[str, str]:
+        """Return what has to be equal on all ranks for their operations to fit together."""
+        terms = {"version of torch": str(torch.__version__)}
+        for name, thing in self.objects.items():
+            if isinstance(thing, nn.Module):
+                frozen = [n for n, p in thing.named_parameters() if not p.requires_grad]
+                terms[f"frozen parameters of {name!r}"] = ", ".join(frozen) or "none"
+            for wrapper in ddp.wrappers_in([thing]):
+                for what, value in ddp.layout_of(wrapper).items():
+                    terms[f"{what} of DDP in {name!r}"] = value
+        return terms
+
     def _kinds(self) -> dict[str, str]:
         return {name: type(thing).__name__ for name, thing in self.objects.items()}
 
@@ -183,6 +195,7 @@ class Tracked:
         """
         tensors: list[tuple[Any, bool]] = []
         header: dict[str, Any] = {"kinds": self._kinds(), "states": {}, "shapes": {}}
+        header["terms"] = self._terms()
         for name, thing in self.objects.items():
             try:
                 header["states"][name] = state = transfer.flat_state(thing, tensors)
@@ -203,6 +216,13 @@ class Tracked:
                 f"the members have {_listed(told.get('kinds', {}))}, and this rank has "
                 f"{self.signature()}: every rank needs the same things"
             )
+        theirs, mine = told.get("terms", {}), self._terms()
+        for what in {**theirs, **mine}:
+            there, here = (terms.get(what, "missing") for terms in (theirs, mine))
+            if there != here:
+                raise ValueError(
+                    f"{what}: {there} at the members and {here} here: give every rank the same"
+                )
         targets: dict[int, Any] = {}
         for name, thing in self.objects.items():
             state, shapes = told["states"][name], told["shapes"][name]

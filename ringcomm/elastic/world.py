@@ -232,7 +232,10 @@ class World:
             raise RuntimeError("world.batches needs a sampler: give one to world.track(...)")
         feed = self._feed
         if feed is None or not feed.is_of(loader, accumulate):
-            feed = self._feed = Feed(loader, sampler, accumulate)
+            new = Feed(loader, sampler, accumulate)
+            if feed is None and not self._founder:
+                self._check_loader(new, accumulate)
+            feed = self._feed = new
         if (sampler._deck.ahead, sampler._deck.accumulate) != (feed.ahead, accumulate):
             self._bind(feed.ahead, accumulate)
         epoch = sampler.epoch
@@ -250,6 +253,19 @@ class World:
                 feed.check()
         finally:
             self._loops = self._given = False
+
+    def _check_loader(self, feed: Feed, accumulate: int) -> None:
+        """Have this rank leave, by ValueError, if the members' loaders hold other batches."""
+        assert self._tracked is not None
+        deck = self._tracked.sampler._deck
+        if deck.decided == 0 or (deck.ahead, deck.accumulate) == (feed.ahead, accumulate):
+            return
+        self._at.give_up("this rank's loader differs from the others'")
+        raise ValueError(
+            f"the members' loaders prefetch {deck.ahead - deck.accumulate} batches and steps take "
+            f"{deck.accumulate}, and here it is {feed.ahead - accumulate} and {accumulate}: give "
+            "every rank the same num_workers, prefetch_factor and accumulate"
+        )
 
     def _takes_batches(self) -> bool:
         """Have a step begin; whether it takes what `batches` gave."""
