@@ -42,6 +42,7 @@ PHASES = {
     "enter": "it is welcome as a guest, and begins to make the group",
     "receive": "it knows the header of the state, and has received nothing else",
     "received": "it has all of the state, and has not voted",
+    "stuck": "it knows the header of the state, and is stopped instead of killed",
     "stops": "in the forward pass, it is stopped instead of killed",
     "hangs": "in the forward pass, it sleeps until SIGUSR1 comes; its other threads live",
 }
@@ -76,7 +77,7 @@ class Fates:
         if phase == "hangs":
             self._hang()
         else:
-            os.kill(os.getpid(), signal.SIGSTOP if phase == "stops" else signal.SIGKILL)
+            os.kill(os.getpid(), signal.SIGSTOP if phase in ("stops", "stuck") else signal.SIGKILL)
 
     @staticmethod
     def _hang() -> None:
@@ -95,6 +96,8 @@ class Fates:
 
         def pieces(*args: Any) -> Any:
             self.meet("receive" if self._is_guest() else "give")
+            if self._is_guest():
+                self.meet("stuck")
             return cut(*args)
 
         def fated_vote(mine: Any, ranks: int) -> Any:

@@ -40,6 +40,8 @@ from ringcomm.elastic.watch import Watch, without
 COUNTERS = "ringcomm.world"  # the name of what goes with the user's objects
 COMPARE_EVERY = 1000  # steps, between comparisons of all parameters
 MOST_FRUITLESS = 3  # failures in a row, at the same place, that changed nothing
+# How long members wait for a guest, at each operation: seconds, and bytes of the state a second.
+GUEST_SECONDS, GUEST_RATE = 10.0, 20e6
 
 
 class Member(NamedTuple):
@@ -164,6 +166,9 @@ class Changes:
                 return self._drop(odd, error)
             raise
         self._decide()
+        for process in self.epochs.members if self.on_probation else ():
+            if process.uuid in self.on_probation:
+                self.watch.bars.forget(process)
         self.on_probation = frozenset()
         for ballot in ballots:
             self.planned |= ballot.flags
@@ -283,6 +288,7 @@ class Changes:
     def meet(self, extra: str = "", *, failed: bool = False) -> bool:
         """Agree on the next epoch. Returns whether the commit that was voted for counts."""
         self._begin_change()
+        entering = {guest.uuid for guest in self.epochs.guests} | self.on_probation
         late = failed and not self.stale and self.epochs.has_timed_out()
         self.stale, self.planned = True, 0
         try:
@@ -291,6 +297,7 @@ class Changes:
             self.given_up = str(error)
             raise
         self._note(decided)
+        self._bar([process for process in decided.lost if process.uuid in entering])
         counts = decided.step > self.counters.commits
         if decided.step - self.counters.commits > 1 or (counts and not self.voted):
             raise Evicted(
@@ -305,6 +312,16 @@ class Changes:
             self._decide()
         self.deal()
         return counts
+
+    def _bar(self, failed: list[Process]) -> None:
+        """Let those wait that were lost before they had taken part in a step."""
+        for process in failed:
+            seconds = self.watch.bars.bar(process)
+            if self.epochs.rank == 0:
+                say(
+                    f"elastic: {process.host} process {process.pid} did not enter, and is not "
+                    f"called for {seconds:.0f} s"
+                )
 
     def _note(self, decided: Decided) -> None:
         self.lost += decided.lost
@@ -449,6 +466,7 @@ class Changes:
             say(f"elastic: no rank can join any more, because the state cannot be sent: {error}")
             self.meet()
             return
+        epochs.allow(GUEST_SECONDS + state.total_bytes / GUEST_RATE)
         sent = transfer.send(state, dist.group.WORLD, givers, joiners)
         vote(Ballot(epochs.epoch, self.counters.commits), len(epochs.all))
         self.numbers["sent_mb"] = self.numbers.get("sent_mb", 0.0) + sent / 1e6
@@ -474,14 +492,14 @@ class Changes:
         self.deal()
         self.regroup()
 
-    def share_state(self) -> None:
-        """Give rank 0's state to all others, before anything was trained."""
+    def share_state(self, giver: int = 0) -> None:
+        """Give that rank's state to all others, before anything was trained."""
         assert self.tracked is not None
-        others = list(range(1, len(self.epochs.members)))
-        if self.epochs.rank == 0 and others:
-            transfer.send(self.tracked.pack(), dist.group.WORLD, [0], others)
+        others = [rank for rank in range(len(self.epochs.members)) if rank != giver]
+        if self.epochs.rank == giver and others:
+            transfer.send(self.tracked.pack(), dist.group.WORLD, [giver], others)
         elif others:
-            transfer.receive(self.tracked.unpack, dist.group.WORLD, [0])
+            transfer.receive(self.tracked.unpack, dist.group.WORLD, [giver])
             commits = self.counters.commits
             self.tracked.finish()
             self.counters.commits = commits

@@ -125,6 +125,11 @@ class Checkpoints:
         if error:
             raise RuntimeError(error)
 
+    def latest_step(self) -> int:
+        """Return the step of the newest checkpoint, whose files are not read yet; -1: none."""
+        paths = _checkpoints(self._directory)
+        return _order(paths[0])[0] if paths else -1
+
     def newest(self) -> Found | None:
         """Return the newest whole checkpoint; None if there is none at all.
 

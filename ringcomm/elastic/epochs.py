@@ -111,6 +111,11 @@ class Epochs:
         self._make(GUESTS_SECONDS if self.guests else self.settings.patience)
         self.agreement.adopt(self.backend())
 
+    def allow(self, seconds: float) -> None:
+        """Have operations of the present group wait for so long at most."""
+        least = min(seconds, self.settings.timeout)
+        self.backend()._set_default_timeout(timedelta(seconds=least))
+
     def agree(self, decided: int, voted: bool, extra: str, failed: bool) -> Decided:
         """End the group's operations, and agree on the next epoch, the present one afterwards.
 

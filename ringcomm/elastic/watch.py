@@ -34,12 +34,40 @@ SEEK_SECONDS = 0.1  # between looks for another store
 LONGEST_SECONDS = 1.0  # for an answer to a call
 SERVE_SECONDS = 2.0  # without a store: then this rank serves one
 MOST = 8  # guests at once: their names go into the slip of the one that leads
+BAR_SECONDS, BAR_GROWS, BAR_LONGEST = 2.0, 4, 600.0  # after a failed entrance, and after the next
 
 
 def without(guests: list[Process], members: tuple[Process, ...]) -> list[Process]:
     """Return those that are no members yet."""
     known = {member.uuid for member in members}
     return [guest for guest in guests if guest.uuid not in known]
+
+
+class Bars:
+    """The processes whose last entrance failed: each is called again after a while, ever longer.
+
+    An entrance that fails holds all members up. A process that is started anew is known by its host
+    and by the rank that its launcher gave it.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._until: dict[tuple[str, int], tuple[float, float]] = {}  # the end, and how long it is
+
+    def bar(self, process: Process) -> float:
+        """Bar a process from now on; returns for how many seconds."""
+        key = (process.host, process.rank)
+        _, before = self._until.get(key, (0.0, 0.0))
+        seconds = min(BAR_LONGEST, before * BAR_GROWS or BAR_SECONDS)
+        self._until[key] = (self._clock() + seconds, seconds)
+        return seconds
+
+    def forget(self, process: Process) -> None:
+        """Begin anew with a process that has entered."""
+        self._until.pop((process.host, process.rank), None)
+
+    def barred(self, process: Process) -> bool:
+        return self._clock() < self._until.get((process.host, process.rank), (0.0, 0.0))[0]
 
 
 class Bell(threading.Thread):
@@ -82,6 +110,7 @@ class Watch:
         self._store, self._calls, self._leads = store, calls, leads
         self._lock = threading.Lock()
         self._guests: list[Process] = []
+        self.bars = Bars()
         self._window = JOIN_SECONDS  # for an answer to the next call
         self._bell: Bell | None = None
         self._checked = 0.0
@@ -168,8 +197,9 @@ class Watch:
         # Meanwhile they may have been admitted: one answers each call until it has its welcome.
         if (record := self._leads()) is None or keys is not self._store.ready:
             return
+        free = [process for process in came if not self.bars.barred(process)]
         with self._lock:
-            self._guests = without(came, record.members)[:MOST]
+            self._guests = without(free, record.members)[:MOST]
 
     def _end_bell(self) -> None:
         """Have the thread of the bell end before Python does, if the store answers.

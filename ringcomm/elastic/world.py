@@ -28,7 +28,7 @@ from ringcomm._runtime.process import say
 from ringcomm.elastic import ballot, ddp
 from ringcomm.elastic.ballot import LEAVES
 from ringcomm.elastic.changes import COUNTERS, Change, Changes, Member, member
-from ringcomm.elastic.checkpoint import Checkpoints
+from ringcomm.elastic.checkpoint import Checkpoints, Found
 from ringcomm.elastic.entrance import Entered, Entrance
 from ringcomm.elastic.errors import Evicted, Left, Redo, TooFew
 from ringcomm.elastic.rendezvous import Record
@@ -39,6 +39,7 @@ from ringcomm.elastic.watch import MOST, Watch
 
 T = TypeVar("T")
 MOST_RANKS = 200  # in a group
+NO_CHECKPOINT = -1  # instead of its step
 
 
 class World:
@@ -406,7 +407,8 @@ class World:
         """Write the state into `directory`: each `every` steps, or after that time.
 
         Rank 0 writes, in a thread; the `keep` newest stay. A world that was founded just now first
-        loads the newest whole one, if there is any. Raises what `Checkpoints` raises.
+        loads the newest whole one that any of its ranks finds in its `directory`, which may be on
+        its own disk. Raises what `Checkpoints` raises.
         """
         if self._tracked is None:
             raise RuntimeError("call world.track(...) before world.checkpoint")
@@ -587,6 +589,13 @@ class Step(AbstractContextManager["Step"]):
         changes.numbers["aborted"] = changes.numbers.get("aborted", 0) + 1
 
 
+def _told(number: int) -> list[int]:
+    """Tell all ranks a number; returns each rank's."""
+    every = torch.empty(dist.get_world_size(), dtype=torch.int64)
+    dist.all_gather_into_tensor(every, torch.tensor([number]))
+    return [int(told) for told in every]
+
+
 class Saving:
     """Writes and reads `Checkpoints` for a world."""
 
@@ -594,15 +603,42 @@ class Saving:
         self._run, self._checkpoints, self._changes = run, checkpoints, changes
 
     def load(self) -> None:
-        """Load the newest whole checkpoint on rank 0, if there is one, and share the state."""
+        """Load the newest whole checkpoint of all ranks' folders, if any has one, and share it.
+
+        The folders may be one, or each on its host's own disk. Raises what `newest` raises, where
+        no rank has a whole one and this rank has damaged ones.
+        """
         changes = self._changes
-        if changes.epochs.rank == 0 and (newest := self._checkpoints.newest()):
-            state = self._checkpoints.load(newest, dict(self._named()))
-            for name, thing in self._named():
-                thing.load_state_dict(state[name])
-            say(f"elastic: goes on from checkpoint {newest.path}, step {newest.step}")
-            changes.counters.steps = newest.step
-        changes.share_state()
+        rank, mine, newest, damage = (
+            changes.epochs.rank,
+            self._checkpoints.latest_step(),
+            None,
+            None,
+        )
+        while (best := max(steps := _told(mine))) >= 0:
+            giver = steps.index(best)
+            if rank == giver and newest is None:
+                try:
+                    newest = self._checkpoints.newest()
+                except RuntimeError as error:
+                    damage = error
+                mine = newest.step if newest else NO_CHECKPOINT
+            if _told(mine)[giver] == best:
+                break
+        else:
+            if damage is not None:
+                raise damage
+            giver = 0
+        if rank == giver and newest is not None:
+            self._take(newest)
+        changes.share_state(giver)
+
+    def _take(self, newest: Found) -> None:
+        state = self._checkpoints.load(newest, dict(self._named()))
+        for name, thing in self._named():
+            thing.load_state_dict(state[name])
+        say(f"elastic: goes on from checkpoint {newest.path}, step {newest.step}")
+        self._changes.counters.steps = newest.step
 
     def save(self, certainly: bool = False) -> None:
         """Write a checkpoint on rank 0 if one is due; `certainly`: in any case, to its end."""

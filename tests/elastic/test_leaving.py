@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
+import torch
 
+from lab.course import starters
 from lab.limits import limit
-from lab.trainee import SAMPLES
+from lab.trainee import SAMPLES, Log
 from lab.trainees import Event, Trainees, trainees
+from ringcomm import elastic
 from ringcomm.elastic.checkpoint import Checkpoints
 
 EVERY = 5  # steps, between the checkpoints of a trainee
@@ -118,3 +123,37 @@ def test_total_loss(tmp_path: Path, torn: bool) -> None:
         batches = used(lives[0], 0, border) + used(lives[1], border, last)
         assert sorted(batches) == list(range(len(batches)))
         assert len(batches) * some.plan.batch >= epochs * SAMPLES
+
+
+def load_own(world: elastic.World, log: Log, folder: Path) -> None:
+    """Each rank has a folder of its own, as on a disk of its host."""
+    net = torch.nn.Linear(2, 2, bias=False)
+    world.track(net=net)
+    world.checkpoint(folder / os.environ["RANK"], every=1000)
+    log("end", step=world.step_number, weight=net.weight.tolist())
+
+
+@pytest.mark.parametrize(
+    ("steps", "damaged", "loads"),
+    [
+        ([[5], [9]], [], 9),
+        ([[5, 12], [9]], [(0, 12)], 9),
+        ([[5, 12], [3, 9]], [(0, 12), (1, 9)], 5),
+        ([[], [3]], [], 3),
+    ],
+)
+def test_the_newest_of_all_disks_is_loaded(
+    tmp_path: Path, steps: list[list[int]], damaged: list[tuple[int, int]], loads: int
+) -> None:
+    for rank, of_rank in enumerate(steps):
+        for step in of_rank:
+            made = Checkpoints(tmp_path / str(rank), every=1)
+            made.save(step, {"net": {"weight": torch.full((2, 2), float(step))}}, {})
+            made.finish()
+    for rank, step in damaged:
+        data = next((tmp_path / str(rank) / f"step-{step:09d}").glob("*.distcp"))
+        data.write_bytes(data.read_bytes()[:-10])
+    with starters(2, partial(load_own, folder=tmp_path)) as some:
+        ends = some.await_ends([0, 1])
+    assert [end["step"] for end in ends] == [loads, loads]
+    assert [end["weight"] for end in ends] == [[[float(loads)] * 2] * 2] * 2
