@@ -53,6 +53,7 @@ class Plan:
     max_size: int | None = None
     joining: float = 60.0  # the timeout of join
     dead_after: float = 30.0
+    hung_after: float = 120.0
     operation: float = 60.0  # the timeout of operations
     folder: str = ""  # for checkpoints
     fates: tuple[tuple[int, str, int], ...] = ()  # lab/fates.py
@@ -196,6 +197,7 @@ def enter(plan: Plan, log: Log) -> elastic.World:
         min_size=plan.min_size,
         max_size=plan.max_size,
         dead_after=timedelta(seconds=plan.dead_after),
+        hung_after=timedelta(seconds=plan.hung_after),
         timeout=timedelta(seconds=plan.joining),
         options=Options(timedelta(seconds=plan.operation)),
     )

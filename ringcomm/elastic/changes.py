@@ -119,6 +119,7 @@ class Changes:
     planned: int = 0  # the changes that votes have asked for, as flags of ballots
     all_leave: bool = False  # by the last vote
     fruitless_failures: int = 0  # failures in a row that changed nothing
+    meets: bool = False  # the main thread agrees with others on a change
     stale: bool = False  # the group of the present epoch is not made yet
     closed: bool = False  # no process can join
     given_up: str = ""  # why this rank is in the world no more
@@ -291,11 +292,14 @@ class Changes:
         entering = {guest.uuid for guest in self.epochs.guests} | self.on_probation
         late = failed and not self.stale and self.epochs.has_timed_out()
         self.stale, self.planned = True, 0
+        self.meets = True
         try:
             decided = self.epochs.agree(self.counters.commits, self.voted, extra, late)
         except Evicted as error:
             self.given_up = str(error)
             raise
+        finally:
+            self.meets = False
         self._note(decided)
         self._bar([process for process in decided.lost if process.uuid in entering])
         counts = decided.step > self.counters.commits

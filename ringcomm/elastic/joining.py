@@ -19,6 +19,7 @@ from ringcomm._runtime.options import Options, configure
 from ringcomm._runtime.process import say
 from ringcomm.elastic.entrance import Entrance
 from ringcomm.elastic.epochs import Settings
+from ringcomm.elastic.hang import Progress
 from ringcomm.elastic.store import open_store
 from ringcomm.elastic.world import World
 from ringcomm.options import checked_timeout
@@ -38,6 +39,7 @@ def join(
     start: int | None = None,
     max_size: int | None = None,
     dead_after: timedelta | None = None,
+    hung_after: timedelta | None = timedelta(seconds=30),
     witness: Literal["store", "none"] = "store",
     timeout: timedelta = timedelta(minutes=10),
     options: Any = None,
@@ -52,7 +54,9 @@ def join(
 
     Below `min_size` ranks the world waits for others, and ends after `timeout`. At `max_size` it
     admits nobody. A host that is silent for `dead_after` is suspected to be dead (default: the
-    options' `resume_seconds`). `witness="none"` keeps the store out of agreements: then a world of
+    options' `resume_seconds`). A rank that made no progress in a step for `hung_after`, and for 20
+    times as long as a step usually takes, while others waited for it, writes its stacks and ends
+    itself; None: never. `witness="none"` keeps the store out of agreements: then a world of
     two hosts stops when one of them is silent. `options` are those of the groups
     (ringcomm.Options): their timeout is how long an operation waits for a rank.
 
@@ -68,6 +72,8 @@ def join(
     silence = dead_after or timedelta(seconds=mine.resume_seconds)
     if silence < timedelta(seconds=1):
         raise ValueError(f"dead_after={silence}: at least a second, hosts are silent for a moment")
+    if hung_after is not None and hung_after <= timedelta(0):
+        raise ValueError(f"hung_after={hung_after}: give a time, or None for never")
     if witness not in ("store", "none"):
         raise ValueError(f'witness={witness!r}: "store" or "none"')
     timeout = checked_timeout(timeout)
@@ -86,7 +92,8 @@ def join(
     configure(mine, run=f"elastic/{run}/")
     keys = open_store(run, store)
     seconds, entrance = timeout.total_seconds(), Entrance(run, keys, settings, wanted)
-    world = World(keys, entrance, (min_size, max_size), seconds, own_device())
+    progress = Progress(hung_after.total_seconds() if hung_after else None)
+    world = World(keys, entrance, (min_size, max_size), seconds, own_device(), progress)
     if entered := entrance.enter(seconds):
         world._begin(entered)
     return world

@@ -101,13 +101,15 @@ class Watch:
         store: RunStore,
         calls: Callable[[], int],
         leads: Callable[[], Record | None],
+        looks: Callable[[], None] = lambda: None,
     ) -> None:
-        """Begin to look.
+        """Begin to look; `looks` is called each second, on each rank.
 
         `leads` returns what the store should know of the world, or None unless this rank leads one
         that works: then it looks. `calls` returns how many guests may come.
         """
-        self._store, self._calls, self._leads = store, calls, leads
+        self._store, self._calls, self._leads, self._looks = store, calls, leads, looks
+        self._looked = 0.0
         self._lock = threading.Lock()
         self._guests: list[Process] = []
         self.bars = Bars()
@@ -145,6 +147,7 @@ class Watch:
             self._wake.clear()
             if self._stopped or not threading.main_thread().is_alive():
                 break
+            self._look_around()
             record = self._leads()
             if record is None or self._store.offer is not None:
                 continue
@@ -157,6 +160,13 @@ class Watch:
             except RuntimeError as error:
                 self._tell(f"no other store is found: {error}")
         self._end_bell()
+
+    def _look_around(self) -> None:
+        if time.monotonic() - self._looked < CHECK_SECONDS:
+            return
+        self._looked = time.monotonic()
+        with contextlib.suppress(RuntimeError):  # of the store
+            self._looks()
 
     def _look(self) -> None:
         if self._store.is_lost:  # also before this rank led

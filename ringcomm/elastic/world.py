@@ -31,6 +31,7 @@ from ringcomm.elastic.changes import COUNTERS, Change, Changes, Member, member
 from ringcomm.elastic.checkpoint import Checkpoints, Found
 from ringcomm.elastic.entrance import Entered, Entrance
 from ringcomm.elastic.errors import Evicted, Left, Redo, TooFew
+from ringcomm.elastic.hang import Hang, Progress
 from ringcomm.elastic.rendezvous import Record
 from ringcomm.elastic.sampler import Feed
 from ringcomm.elastic.state import Stateful, Tracked
@@ -52,8 +53,10 @@ class World:
         sizes: tuple[int, int | None],
         timeout: float,
         device: torch.device,
+        progress: Progress,
     ) -> None:
         self._store, self._entrance, self._timeout = store, entrance, timeout
+        self._progress = progress
         self._sizes = sizes  # the least, the most
         self._changes: Changes | None = None  # once this rank is in the world
         self._tracked: Tracked | None = None
@@ -116,7 +119,10 @@ class World:
     # ---- entering
 
     def _begin(self, entered: Entered) -> None:
-        watch = Watch(self._store, self._may_call, self._record)
+        hang = Hang(self._progress, lambda: bool(self._changes and self._changes.meets))
+        watch = Watch(
+            self._store, self._may_call, self._record, lambda: self._look_for_a_hang(hang)
+        )
         self._changes = Changes(entered.epochs, watch)
         self._changes.on_change = self._callbacks
         self._changes.shared = entered.is_guest
@@ -131,6 +137,12 @@ class World:
         if changes is None or not self._training or changes.stale or changes.epochs.rank != 0:
             return None
         return changes.epochs.record()
+
+    def _look_for_a_hang(self, hang: Hang) -> None:
+        changes, keys = self._changes, self._store.ready
+        if changes is not None and keys is not None:
+            epochs = changes.epochs
+            hang.look(keys, f"{epochs.life}/{epochs.epoch}/{changes.counters.commits}")
 
     def _may_call(self) -> int:
         """How many guests may come, where this rank leads the world."""
@@ -243,7 +255,9 @@ class World:
         try:
             while not sampler._deck.epoch_over(epoch):
                 self._assemble()
+                self._progress.begin()
                 batches = feed.batches()
+                self._progress.end()
                 self._loops = self._given = True
                 yield batches
                 if self._given:
@@ -253,6 +267,7 @@ class World:
                     )
                 feed.check()
         finally:
+            self._progress.end()
             self._loops = self._given = False
 
     def _check_loader(self, feed: Feed, accumulate: int) -> None:
@@ -477,6 +492,7 @@ class Step(AbstractContextManager["Step"]):
         changes.dealt = world._takes_batches()
         self._leaves = world._leaving
         changes.flags = LEAVES if self._leaves else 0
+        world._progress.begin()
         tracked.mark()
         tracked.averages.begin()
         world._step, world._training = self, True
@@ -499,7 +515,9 @@ class Step(AbstractContextManager["Step"]):
         if closure or len(changes.tracked.optimizers) > 1:
             changes.tracked.keep_for_undo(optimizer)
             return
+        self._world._progress.move()
         self._counts = changes.commit(self._act)
+        self._world._progress.move()
         if not self._counts:
             self._redo = True
             raise Redo
@@ -517,6 +535,12 @@ class Step(AbstractContextManager["Step"]):
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> bool:
+        try:
+            return self._end(error)
+        finally:
+            self._world._progress.end(self._counts)
+
+    def _end(self, error: BaseException | None) -> bool:
         world, changes = self._world, self._world._changes
         assert changes is not None
         # A handler of the program's may have caught that it does not count.

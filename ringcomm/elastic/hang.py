@@ -1,0 +1,110 @@
+"""A rank that hangs ends itself, so that the others go on without it and it can be started anew.
+
+Nobody else can tell a rank that hangs from one that computes for long. So each rank watches itself,
+in a thread: while a step is under way, or its batches are being loaded, its main thread has to come
+by one place or another. If it does not for long, and others have waited for as long, it hangs. A
+rank that waits in an operation waits for others, and says so in the store; those that only wait do
+not hang, and no rank does while nobody waits for it: all may be compiling.
+"""
+
+from __future__ import annotations
+
+import os
+import statistics
+import sys
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+from ringcomm._flight.recorder import stacks_of_threads
+from ringcomm._flight.records import read_ring
+from ringcomm._runtime.library import load_library
+from ringcomm.elastic.store import within
+
+USUAL_STEPS = 20  # a step that takes so many times as long as the usual one is no longer slow
+FEWEST = 10  # steps, before their usual time is known: the first ones compile
+REMEMBERED = 50
+NEWEST = 8  # operations that are looked at
+
+
+class Progress:
+    """The main thread's way through the steps of a training. Other threads read it."""
+
+    def __init__(self, least: float | None, clock: Callable[[], float] = time.monotonic) -> None:
+        """`least`: seconds without progress that are none too many in any case; None: no end."""
+        self._least, self._clock = least, clock
+        self._since: float | None = None  # the last progress; None: the program does what it likes
+        self._began = 0.0
+        self._steps: deque[float] = deque(maxlen=REMEMBERED)
+
+    def begin(self) -> None:
+        """A step begins, or the loading of its batches does."""
+        self._began = self._since = self._clock()
+
+    def move(self) -> None:
+        """Come by, within a step."""
+        if self._since is not None:
+            self._since = self._clock()
+
+    def end(self, counted: bool = False) -> None:
+        """The program goes on on its own."""
+        if counted and self._since is not None:
+            self._steps.append(self._clock() - self._began)
+        self._since = None
+
+    def still_for(self) -> float:
+        """Return how long there was no progress, if that is too long, else 0."""
+        since = self._since
+        if self._least is None or since is None or len(self._steps) < FEWEST:
+            return 0.0
+        seconds = self._clock() - since
+        enough = max(self._least, USUAL_STEPS * statistics.median(tuple(self._steps)))
+        return seconds if seconds > enough else 0.0
+
+
+def waits_in_an_operation() -> bool:
+    """Tell whether a collective of this rank waits for others, as far as its records say."""
+    return any(
+        not (operation.is_done or operation.is_message or record.failure)
+        for ring in load_library().flight_rings()
+        for record in [read_ring(ring, newest=NEWEST)]
+        for operation in record.operations
+    )
+
+
+class Hang:
+    """What one rank does about a hang: it says that it waits, or it ends itself."""
+
+    def __init__(self, progress: Progress, meets: Callable[[], bool]) -> None:
+        """`meets`: whether the main thread waits for others to agree on a change."""
+        self._progress, self._meets = progress, meets
+        self._told = ""
+
+    def look(self, keys: Any, place: str) -> None:
+        """Look once. Ends the process if it hangs.
+
+        `keys` are those of the store; `place`, the epoch and the commits so far, is that of all
+        whose step this rank is in. Raises dist.DistStoreError where the store does not answer.
+        """
+        seconds = self._progress.still_for()
+        if not seconds:
+            return
+        key = f"waits/{place}"
+        if self._meets() or waits_in_an_operation():
+            if self._told != key:
+                within(lambda: keys.set(key, "1"))
+                self._told = key
+        elif within(lambda: keys.check([key])) and self._progress.still_for():
+            end_of_a_hang(seconds)
+
+
+def end_of_a_hang(seconds: float) -> None:
+    """Write the stacks of this process, and end it."""
+    text = (
+        f"ringcomm ERROR elastic: this rank (process {os.getpid()}) has hung for {seconds:.0f} s "
+        "while others waited for it: it ends itself; start it anew to join. Its stacks:\n"
+    )
+    sys.stderr.flush()
+    os.write(2, text.encode() + stacks_of_threads())
+    os._exit(1)

@@ -1,0 +1,89 @@
+"""A rank that hangs ends itself, and the others go on; one that is only slow does not."""
+
+from __future__ import annotations
+
+import re
+import time
+from pathlib import Path
+
+import pytest
+
+from lab.limits import limit
+from lab.trainees import trainees
+from ringcomm.elastic.hang import FEWEST, USUAL_STEPS, Progress
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 50.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def steps(progress: Progress, clock: Clock, count: int, seconds: float) -> None:
+    for _ in range(count):
+        progress.begin()
+        clock.now += seconds
+        progress.end(counted=True)
+
+
+def test_what_is_too_long() -> None:
+    clock = Clock()
+    progress = Progress(30.0, clock)
+    progress.begin()
+    clock.now += 1000
+    assert progress.still_for() == 0, "the first steps compile"
+    progress.end()
+    steps(progress, clock, FEWEST, 2.0)
+    clock.now += 1000
+    assert progress.still_for() == 0, "outside of a step"
+    progress.begin()
+    clock.now += USUAL_STEPS * 2.0
+    assert progress.still_for() == 0
+    clock.now += 1
+    assert progress.still_for() == USUAL_STEPS * 2.0 + 1
+    progress.move()
+    assert progress.still_for() == 0
+    progress.end()
+    steps(progress, clock, 200, 0.01)
+    progress.begin()
+    clock.now += 30
+    assert progress.still_for() == 0
+    clock.now += 1
+    assert progress.still_for() == 31
+    never = Progress(None, clock)
+    steps(never, clock, FEWEST, 1.0)
+    never.begin()
+    clock.now += 10**6
+    assert never.still_for() == 0
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_a_rank_that_hangs_ends_itself(tmp_path: Path, ranks: int) -> None:
+    """Operations would wait for a minute."""
+    errors, fates = tmp_path / "errors", ((1, "hangs", 15),)
+    with trainees(ranks, fates=fates, hung_after=1.0, epochs=1000, errors=str(errors)) as some:
+        some.await_events([1], "dies")
+        (began,) = some.events(1, "dies")
+        others = [number for number in range(ranks) if number != 1]
+        some.await_events(others, "change")
+        assert some.events(0, "change")[0]["at"] - began["at"] < limit(6)
+        some.processes[1].join(limit(10))
+        assert some.processes[1].exitcode == 1
+        text = errors.read_text()
+        assert re.search(r"has hung for \d+ s while others waited for it: it ends itself", text)
+        assert "in _hang" in text, text
+        (anew,) = some.start(hung_after=1.0)
+        some.await_events([anew], "tracked")
+        some.check_equal()
+        some.check_ledger()
+
+
+def test_one_that_nobody_waits_for_does_not_hang(tmp_path: Path) -> None:
+    """All ranks are in it, as when they compile."""
+    fates = tuple((number, "hangs", 15) for number in range(2))
+    with trainees(2, fates=fates, hung_after=0.3, epochs=1000) as some:
+        some.await_events([0, 1], "dies")
+        time.sleep(4)
+        assert [process.exitcode for process in some.processes] == [None, None]
