@@ -13,6 +13,7 @@ import json
 import os
 import random
 import signal
+import socket
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -54,6 +55,8 @@ class Plan:
     joining: float = 60.0  # the timeout of join
     dead_after: float = 30.0
     hung_after: float = 120.0
+    lease: float = 300.0
+    elsewhere: str = ""  # another name of the host
     operation: float = 60.0  # the timeout of operations
     folder: str = ""  # for checkpoints
     fates: tuple[tuple[int, str, int], ...] = ()  # lab/fates.py
@@ -191,6 +194,8 @@ def train(path: str, plan: Plan, program: Program | None = None) -> None:
 
 
 def enter(plan: Plan, log: Log) -> elastic.World:
+    if plan.elsewhere:
+        socket.gethostname = lambda: plan.elsewhere
     world = elastic.join(
         plan.store,
         start=plan.start,
@@ -198,6 +203,7 @@ def enter(plan: Plan, log: Log) -> elastic.World:
         max_size=plan.max_size,
         dead_after=timedelta(seconds=plan.dead_after),
         hung_after=timedelta(seconds=plan.hung_after),
+        lease=timedelta(seconds=plan.lease),
         timeout=timedelta(seconds=plan.joining),
         options=Options(timedelta(seconds=plan.operation)),
     )

@@ -28,6 +28,7 @@ AT_ONCE.asyncOp = False
 
 LEAVES = 1  # this rank goes after the step
 ADMITS = 2  # rank 0 has guests to admit
+OVER = 4  # another world was founded in the place of this one
 
 
 class Ballot(NamedTuple):

@@ -24,6 +24,7 @@ from ringcomm.elastic import ddp, transfer
 from ringcomm.elastic.ballot import (
     ADMITS,
     LEAVES,
+    OVER,
     Ballot,
     compare,
     hash_of_options,
@@ -39,6 +40,9 @@ from ringcomm.elastic.watch import Watch, without
 
 COUNTERS = "ringcomm.world"  # the name of what goes with the user's objects
 COMPARE_EVERY = 1000  # steps, between comparisons of all parameters
+SUCCEEDED = (
+    "another world was founded in the place of this one, whose members were all taken for dead"
+)
 MOST_FRUITLESS = 3  # failures in a row, at the same place, that changed nothing
 # How long members wait for a guest, at each operation: seconds, and bytes of the state a second.
 GUEST_SECONDS, GUEST_RATE = 10.0, 20e6
@@ -122,6 +126,7 @@ class Changes:
     meets: bool = False  # the main thread agrees with others on a change
     stale: bool = False  # the group of the present epoch is not made yet
     closed: bool = False  # no process can join
+    is_over: bool = False  # another world was founded in the place of this one
     given_up: str = ""  # why this rank is in the world no more
     shared: bool = False  # the state is equal on all ranks
     fresh: bool = True  # the first vote of an epoch compares all parameters
@@ -173,6 +178,9 @@ class Changes:
         self.on_probation = frozenset()
         for ballot in ballots:
             self.planned |= ballot.flags
+        if self.planned & OVER:
+            self.give_up(SUCCEEDED)
+            raise Evicted(self.given_up)
         self.all_leave = all(ballot.flags & LEAVES for ballot in ballots)
         return True
 
@@ -218,6 +226,7 @@ class Changes:
     def _ballot(self, act: int) -> Ballot:
         counters, tracked = self.counters, self.tracked
         flags = self.flags | (ADMITS if self.watch.wants_change else 0)
+        flags |= OVER if self.is_over else 0
         mine = Ballot(self.epochs.epoch, counters.commits, flags, act)
         if tracked is None or not self.shared:
             return mine
@@ -449,10 +458,7 @@ class Changes:
         rendezvous = Rendezvous(keys, epochs.me)
         record, new = rendezvous.record(), epochs.record()
         if record is None or record.life != new.life or not rendezvous.replace(record, new):
-            raise Evicted(
-                "another world was founded in the place of this one, whose members were all taken "
-                "for dead: this rank must not go on"
-            )
+            raise Evicted(f"{SUCCEEDED}: this rank must not go on")
         text = epochs.admission().to_text()
         for guest in epochs.guests:
             keys.set(f"welcome/{guest.uuid}", text)

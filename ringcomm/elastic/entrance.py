@@ -12,6 +12,7 @@ import torch.distributed as dist
 from ringcomm._runtime.library import load_library
 from ringcomm._runtime.process import say
 from ringcomm.elastic.epochs import Epochs, Settings
+from ringcomm.elastic.lease import Lapse
 from ringcomm.elastic.rendezvous import Admission, Process, Record, Rendezvous
 from ringcomm.elastic.store import RunStore
 
@@ -26,10 +27,12 @@ class Entered(NamedTuple):
 class Entrance:
     """The way into the world of one run, for one process."""
 
-    def __init__(self, run: str, store: RunStore, settings: Settings, start: int) -> None:
+    def __init__(
+        self, run: str, store: RunStore, settings: Settings, start: int, lapse: Lapse
+    ) -> None:
         self._run, self._store, self._settings = run, store, settings
         me = Process.this(load_library().card())
-        self._rendezvous = Rendezvous(store.keys, me, self._go_to, start)
+        self._rendezvous = Rendezvous(store.keys, me, self._go_to, start, lapse)
 
     def enter(self, timeout: float) -> Entered | None:
         """Found a world with others; None where one runs, then this process is apart until `ask`.

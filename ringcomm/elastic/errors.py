@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from ringcomm._runtime.process import say
+
 
 class Evicted(RuntimeError):  # noqa: N818 - a state, by its name
     """The others go on without this rank. It must end; started anew, it may join them."""
@@ -28,6 +30,17 @@ class Diverged(RuntimeError):  # noqa: N818 - a state, by its name
 
 class Redo(BaseException):
     """Unwinds a step that is computed again; no handler of the user's is to catch it."""
+
+
+class Over(SystemExit):
+    """The world of this run has come to its end, and too few processes are here for another."""
+
+    def __init__(self) -> None:
+        say(
+            "elastic: the world of this run has come to its end, so this process ends, too: to "
+            "begin another, start as many as found one, or give it a name, RINGCOMM_ELASTIC_RUN"
+        )
+        super().__init__(0)
 
 
 class Left(SystemExit):

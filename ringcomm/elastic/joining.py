@@ -20,6 +20,7 @@ from ringcomm._runtime.process import say
 from ringcomm.elastic.entrance import Entrance
 from ringcomm.elastic.epochs import Settings
 from ringcomm.elastic.hang import Progress
+from ringcomm.elastic.lease import Lapse
 from ringcomm.elastic.store import open_store
 from ringcomm.elastic.world import World
 from ringcomm.options import checked_timeout
@@ -40,6 +41,7 @@ def join(
     max_size: int | None = None,
     dead_after: timedelta | None = None,
     hung_after: timedelta | None = timedelta(seconds=30),
+    lease: timedelta | None = timedelta(minutes=5),
     witness: Literal["store", "none"] = "store",
     timeout: timedelta = timedelta(minutes=10),
     options: Any = None,
@@ -56,9 +58,13 @@ def join(
     admits nobody. A host that is silent for `dead_after` is suspected to be dead (default: the
     options' `resume_seconds`). A rank that made no progress in a step for `hung_after`, and for 20
     times as long as a step usually takes, while others waited for it, writes its stacks and ends
-    itself; None: never. `witness="none"` keeps the store out of agreements: then a world of
-    two hosts stops when one of them is silent. `options` are those of the groups
-    (ringcomm.Options): their timeout is how long an operation waits for a rank.
+    itself; None: never. A world of which the store hears nothing for the time of `lease` is taken
+    to be lost, and those that wait found another one; None: never. One that comes when the world
+    has come to its end, without enough others for a new one, ends by SystemExit(0).
+
+    `witness="none"` keeps the store out of agreements: then a world of two hosts stops when one of
+    them is silent. `options` are those of the groups (ringcomm.Options): their timeout is how long
+    an operation waits for a rank.
 
     Raises TimeoutError when the others do not come within `timeout`, RuntimeError where no store
     answers, ValueError for sizes that cannot be.
@@ -74,6 +80,8 @@ def join(
         raise ValueError(f"dead_after={silence}: at least a second, hosts are silent for a moment")
     if hung_after is not None and hung_after <= timedelta(0):
         raise ValueError(f"hung_after={hung_after}: give a time, or None for never")
+    if lease is not None and lease < timedelta(seconds=1):
+        raise ValueError(f"lease={lease}: at least a second, or None for no end")
     if witness not in ("store", "none"):
         raise ValueError(f'witness={witness!r}: "store" or "none"')
     timeout = checked_timeout(timeout)
@@ -91,7 +99,8 @@ def join(
         mine.resume_seconds = min(int(silence.total_seconds()), 86_400)
     configure(mine, run=f"elastic/{run}/")
     keys = open_store(run, store)
-    seconds, entrance = timeout.total_seconds(), Entrance(run, keys, settings, wanted)
+    lapse = Lapse(lease.total_seconds() if lease else None)
+    seconds, entrance = timeout.total_seconds(), Entrance(run, keys, settings, wanted, lapse)
     progress = Progress(hung_after.total_seconds() if hung_after else None)
     world = World(keys, entrance, (min_size, max_size), seconds, own_device(), progress)
     if entered := entrance.enter(seconds):

@@ -26,6 +26,9 @@ import torch.distributed as dist
 
 from ringcomm._flight import processes
 from ringcomm._runtime.process import say
+from ringcomm.elastic import lease
+from ringcomm.elastic.errors import Over
+from ringcomm.elastic.lease import Lapse
 
 LOOK_SECONDS = 0.005  # between looks at the store of one that waits
 ANSWER_SECONDS = 0.03  # for an answer to a call, or for the next one
@@ -36,6 +39,7 @@ PRESENT_SECONDS = 10.0  # for the founders of a world, who answered a moment ago
 FOUNDER_SECONDS = 2.0  # without a call: then another one founds
 ASK_SECONDS = 1.0  # then one that waits asks again
 TELL_SECONDS = 10.0
+OVER_SECONDS = 10.0  # that one waits for others where a world has ended
 BELL_WAITS = timedelta(days=20)  # torch has it as milliseconds in 31 bits
 
 
@@ -143,6 +147,7 @@ class Rendezvous:
     me: Process
     moved: Callable[[str], Any] | None = None  # returns the keys at another address
     start: int = 1  # processes that found a world
+    lapse: Lapse = field(default_factory=lambda: Lapse(None))
     last_call: str = ""
     known: Record | None = None
     heard: float = field(default_factory=time.monotonic)  # the last call, or news of the world
@@ -206,15 +211,35 @@ class Rendezvous:
             if result := ready():
                 return None if result == "runs" else result
             self._answer(kinds)
+            self._look_at_the_lease()
             if self._may_found():
                 self._found()
             now = time.monotonic()
+            if now - began > OVER_SECONDS and self._is_over():
+                raise Over
             if now - began > timeout:
                 raise TimeoutError(self._late(now - began))
             if now - told > TELL_SECONDS:
                 told = now
                 say(f"elastic: {self._late(now - began)}")
             time.sleep(LOOK_SECONDS)
+
+    def _look_at_the_lease(self) -> None:
+        record = self.known
+        if record is None or not record.confirmed or self._are_dead(record):
+            return
+        if self.lapse.look(self.store, record):
+            say(
+                f"elastic: nothing was heard of the world of {len(record.members)} ranks for so "
+                "long that it is taken to be lost: those that wait may found another one"
+            )
+
+    def _is_over(self) -> bool:
+        """Tell whether the world has come to its end, and none is being founded."""
+        record = self.known
+        if record is None or not record.confirmed or not self._are_dead(record):
+            return False
+        return lease.have_ended(self.store, record.members)
 
     def _late(self, seconds: float) -> str:
         if self.known and self.known.members and self.known.confirmed:
@@ -241,11 +266,7 @@ class Rendezvous:
 
     def _are_dead(self, record: Record) -> bool:
         """Tell whether all members of the record are known to be dead, by any that wait here."""
-        keys = [f"dead/{member.uuid}" for member in record.members]
-        for key, member in zip(keys, record.members, strict=True):
-            if member.is_dead() and not self.store.check([key]):
-                self.store.set(key, "1")
-        return not keys or self.store.check(keys)
+        return lease.are_gone(self.store, record.members)
 
     def _may_found(self) -> bool:
         record = self.known
@@ -270,6 +291,8 @@ class Rendezvous:
         if len(came) < self.start:
             return
         life = self.known.life + 1 if self.known else 0
+        if self.known:
+            lease.succeed(self.store, self.known.life)
         self.replace(self.known, Record(life=life, members=tuple(in_order(came)[: self.start])))
 
     def assemble(self, record: Record) -> bool:

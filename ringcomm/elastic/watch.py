@@ -102,14 +102,15 @@ class Watch:
         calls: Callable[[], int],
         leads: Callable[[], Record | None],
         looks: Callable[[], None] = lambda: None,
+        ends: Callable[[], None] = lambda: None,
     ) -> None:
-        """Begin to look; `looks` is called each second, on each rank.
+        """Begin to look; `looks` is called each second, on each rank, and `ends` at the end.
 
         `leads` returns what the store should know of the world, or None unless this rank leads one
         that works: then it looks. `calls` returns how many guests may come.
         """
         self._store, self._calls, self._leads, self._looks = store, calls, leads, looks
-        self._looked = 0.0
+        self._looked, self._ends = 0.0, ends
         self._lock = threading.Lock()
         self._guests: list[Process] = []
         self.bars = Bars()
@@ -159,6 +160,8 @@ class Watch:
                 self._seek(record)
             except RuntimeError as error:
                 self._tell(f"no other store is found: {error}")
+        if self._lost_since is None:
+            self._ends()
         self._end_bell()
 
     def _look_around(self) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
@@ -25,17 +26,18 @@ from torch.optim.optimizer import (
 )
 
 from ringcomm._runtime.process import say
-from ringcomm.elastic import ballot, ddp
+from ringcomm.elastic import ballot, ddp, lease
 from ringcomm.elastic.ballot import LEAVES
 from ringcomm.elastic.changes import COUNTERS, Change, Changes, Member, member
 from ringcomm.elastic.checkpoint import Checkpoints, Found
 from ringcomm.elastic.entrance import Entered, Entrance
+from ringcomm.elastic.epochs import Epochs
 from ringcomm.elastic.errors import Evicted, Left, Redo, TooFew
 from ringcomm.elastic.hang import Hang, Progress
 from ringcomm.elastic.rendezvous import Record
 from ringcomm.elastic.sampler import Feed
 from ringcomm.elastic.state import Stateful, Tracked
-from ringcomm.elastic.store import RunStore
+from ringcomm.elastic.store import RunStore, within
 from ringcomm.elastic.watch import MOST, Watch
 
 T = TypeVar("T")
@@ -69,6 +71,7 @@ class World:
         self._given = False  # it has batches there that no step has taken yet
         self._pid = os.getpid()
         self._leaving = self._founder = self._training = False
+        self._failed = False  # an error has ended a step
         self.device = device
 
     # ---- what it is now
@@ -121,7 +124,11 @@ class World:
     def _begin(self, entered: Entered) -> None:
         hang = Hang(self._progress, lambda: bool(self._changes and self._changes.meets))
         watch = Watch(
-            self._store, self._may_call, self._record, lambda: self._look_for_a_hang(hang)
+            self._store,
+            self._may_call,
+            self._record,
+            lambda: self._look(hang),
+            lambda: self._tell_end(entered.epochs),
         )
         self._changes = Changes(entered.epochs, watch)
         self._changes.on_change = self._callbacks
@@ -138,11 +145,23 @@ class World:
             return None
         return changes.epochs.record()
 
-    def _look_for_a_hang(self, hang: Hang) -> None:
+    def _look(self, hang: Hang) -> None:
+        """Look whether this rank hangs, and keep the lease if it leads; a thread does it."""
         changes, keys = self._changes, self._store.ready
-        if changes is not None and keys is not None:
-            epochs = changes.epochs
-            hang.look(keys, f"{epochs.life}/{epochs.epoch}/{changes.counters.commits}")
+        if changes is None or keys is None or changes.given_up:
+            return
+        epochs = changes.epochs
+        hang.look(keys, f"{epochs.life}/{epochs.epoch}/{changes.counters.commits}")
+        if epochs.members[:1] == (epochs.me,):
+            changes.is_over = changes.is_over or within(lambda: lease.beat(keys, epochs.life))
+
+    def _tell_end(self, epochs: Epochs) -> None:
+        """Say that this process is in its world no more. It may be ending: without a thread."""
+        changes, keys = self._changes, self._store.ready
+        if keys is not None:
+            gave_up = changes is None or bool(changes.given_up)
+            raised = self._failed or getattr(sys, "last_value", None) is not None
+            lease.tell_end(keys, epochs.me, not (gave_up or raised or self._leaving))
 
     def _may_call(self) -> int:
         """How many guests may come, where this rank leads the world."""
@@ -535,10 +554,13 @@ class Step(AbstractContextManager["Step"]):
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> bool:
+        ended = False
         try:
-            return self._end(error)
+            ended = self._end(error)
         finally:
             self._world._progress.end(self._counts)
+            self._world._failed = not ended and error is not None
+        return ended
 
     def _end(self, error: BaseException | None) -> bool:
         world, changes = self._world, self._world._changes

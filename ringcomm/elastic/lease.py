@@ -1,0 +1,77 @@
+"""How processes that wait at a store know whether a world still runs.
+
+A member's process can be looked at from its own host only. So members that end say so in the store;
+and the one that leads counts up there once a second. Where the count stands still for long, the
+world has lost its lease: those that wait may found another one. If it runs after all, cut off from
+the store, it stops as soon as it reaches it again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ringcomm.elastic.rendezvous import Process, Record
+
+LOOK_SECONDS = 1.0
+GONE, ENDED = "1", "ended"  # of a process: for whatever reason; at the end of its program
+
+
+def beat(keys: Any, life: int) -> bool:
+    """Say that the world of that life runs; returns whether another one was founded since."""
+    keys.add(f"alive/{life}", 1)
+    return bool(keys.check([f"over/{life}"]))
+
+
+def succeed(keys: Any, life: int) -> None:
+    """Have the world of that life stop, should it run."""
+    keys.set(f"over/{life}", "1")
+
+
+def tell_end(keys: Any, process: Process, well: bool) -> None:
+    """Say that a process is in no world any more; `well`: its program came to its end."""
+    with contextlib.suppress(RuntimeError):
+        keys.set(f"dead/{process.uuid}", ENDED if well else GONE)
+
+
+def are_gone(keys: Any, processes: tuple[Process, ...]) -> bool:
+    """Tell whether all are known to be gone, by themselves or by any process that waits."""
+    names = [f"dead/{process.uuid}" for process in processes]
+    for name, process in zip(names, processes, strict=True):
+        if process.is_dead() and not keys.check([name]):
+            keys.set(name, GONE)
+    return not names or bool(keys.check(names))
+
+
+def have_ended(keys: Any, processes: tuple[Process, ...]) -> bool:
+    """Tell whether the programs of all came to their end. They are gone."""
+    return all(keys.get(f"dead/{process.uuid}") == ENDED.encode() for process in processes)
+
+
+class Lapse:
+    """Watches the count of a world, on behalf of a process that waits."""
+
+    def __init__(self, seconds: float | None, clock: Callable[[], float] = time.monotonic) -> None:
+        """`seconds`: how long the count may stand still; None: for ever."""
+        self._seconds, self._clock = seconds, clock
+        self._seen: tuple[int, bytes] | None = None  # the life, and its count
+        self._since = self._looked = 0.0
+
+    def look(self, keys: Any, record: Record) -> bool:
+        """Tell whether the lease has lapsed; its members are written down as gone then."""
+        now = self._clock()
+        if self._seconds is None or (self._seen and now - self._looked < LOOK_SECONDS):
+            return False
+        self._looked = now
+        key = f"alive/{record.life}"
+        seen = record.life, keys.get(key) if keys.check([key]) else b""
+        if seen != self._seen:
+            self._seen, self._since = seen, now
+        if now - self._since < self._seconds:
+            return False
+        for process in record.members:
+            keys.set(f"dead/{process.uuid}", GONE)
+        return True
