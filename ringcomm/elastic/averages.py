@@ -52,6 +52,6 @@ class Averages:
         self._waits, self._drops = False, True
         self._waiting.clear()
 
-    def settle(self) -> None:
+    def begin_again(self) -> None:
         """Make updates again: the step that did not count is about to be computed again."""
         self._drops = False

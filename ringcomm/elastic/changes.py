@@ -230,8 +230,9 @@ class Changes:
         mine = Ballot(self.epochs.epoch, counters.commits, flags, act)
         if tracked is None or not self.shared:
             return mine
-        deck = tracked.sampler._deck.digest() if tracked.sampler is not None else 0
-        if not self.fresh and counters.commits % COMPARE_EVERY != 0:
+        whole = self.fresh or counters.commits % COMPARE_EVERY == 0
+        deck = tracked.sampler._deck.digest(whole=whole) if tracked.sampler is not None else 0
+        if not whole:
             return mine._replace(deck=deck, options=hash_of_rates(tracked))
         state, options = tracked.fingerprint(), hash_of_options(tracked)
         self.fresh = False

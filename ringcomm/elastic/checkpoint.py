@@ -35,6 +35,7 @@ from typing import Any, NamedTuple, TypeAlias
 import torch
 
 from ringcomm._runtime.process import say
+from ringcomm.elastic.transfer import PLAIN as PLAIN_TYPES
 
 FORMAT = 1
 MANIFEST = "manifest.json"
@@ -44,7 +45,6 @@ NAME = re.compile(r"step-\d{9,}(\.\d+)?")
 HIDDEN = re.compile(r"\.writing-(\w+)-(\d+)-\w+")  # host, process
 HOST = re.sub(r"\W", "_", socket.gethostname())
 ABANDONED_SECONDS = 3600.0  # without a change, by the clock of the file system
-LEAVES = {type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.Size}
 
 Keys: TypeAlias = "tuple[str | int, ...]"
 
@@ -192,15 +192,15 @@ class Checkpoints:
 def _swap(value: Any, path: Keys, other: Callable[[Keys, torch.Tensor], Any]) -> Any:
     """Copy the containers, with `other`'s answer in the place of each tensor."""
     kind = type(value)
-    if kind in LEAVES:
+    if kind in PLAIN_TYPES:
         return value
     if isinstance(value, torch.Tensor):
         return other(path, value)
     if kind in (list, tuple):
-        if set(map(type, value)) <= LEAVES:
+        if set(map(type, value)) <= PLAIN_TYPES:
             return value[:]
         return kind([_swap(item, (*path, i), other) for i, item in enumerate(value)])
-    if kind not in (dict, OrderedDict) or not set(map(type, value)) <= LEAVES:
+    if kind not in (dict, OrderedDict) or not set(map(type, value)) <= PLAIN_TYPES:
         return _loadable(value, path)
     copy = kind((key, _swap(item, (*path, str(key)), other)) for key, item in value.items())
     if kind is OrderedDict:  # a module's has `_metadata`: the versions, for load_state_dict

@@ -13,11 +13,17 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+from array import array
+from itertools import chain
 from typing import Any
 
+import numpy
 import torch
 
 PERMUTATIONS = 2  # that a stream holds: batches in use lie in the present epoch and the next one
+LONGEST_TABLE = 1 << 22  # samples: a longer permutation is computed where it is needed
+ROUNDS = 6
+SPREAD, HALF, KEPT = (numpy.uint64(number) for number in (0xBF58476D1CE4E5B9, 32, 33))
 
 # The keys of a state, with their types.
 SETTINGS = {"length": int, "batch_size": int, "seed": int, "shuffle": bool}
@@ -30,6 +36,42 @@ def _hash(data: str) -> int:
     return int.from_bytes(hashlib.blake2b(data.encode(), digest_size=8).digest(), "big")
 
 
+class Shuffle:
+    """A permutation of `length` numbers without a table of them, which a key chooses.
+
+    A Feistel network permutes the pairs of the smallest rectangle that holds all numbers. The few
+    that are too large are put through it again (Black and Rogaway, Ciphers with Arbitrary Finite
+    Domains, 2002). It mixes as splitmix64 does, which shuffles, and keeps no secret.
+    """
+
+    def __init__(self, length: int, key: int) -> None:
+        self._length = length
+        self._rows = numpy.uint64(math.isqrt(length - 1) + 1)
+        self._columns = numpy.uint64(-(-length // int(self._rows)))
+        self._keys = [numpy.uint64(_hash(f"{key} {number}")) for number in range(ROUNDS)]
+
+    def at(self, first: int, last: int) -> list[int]:
+        """Return the numbers at these places."""
+        numbers = self._through(numpy.arange(first, last, dtype=numpy.uint64))
+        while len(out := numpy.flatnonzero(numbers >= self._length)):
+            numbers[out] = self._through(numbers[out])
+        result: list[int] = numbers.tolist()
+        return result
+
+    def _through(self, numbers: Any) -> Any:
+        row, column = numpy.divmod(numbers, self._columns)
+        for first, second in zip(self._keys[::2], self._keys[1::2], strict=True):
+            row = (row + _mix(column, first)) % self._rows
+            column = (column + _mix(row, second)) % self._columns
+        return row * self._columns + column
+
+
+def _mix(numbers: Any, key: Any) -> Any:
+    """Return 31 bits that depend on all bits of each number, and of the key."""
+    mixed = (numbers + key) * SPREAD
+    return ((mixed ^ (mixed >> HALF)) * SPREAD) >> KEPT
+
+
 class Stream:
     """The endless sequence of sample indices. Positions count from 0 and never start anew."""
 
@@ -38,6 +80,7 @@ class Stream:
         self.seed = seed
         self.shuffle = shuffle
         self._permutations: dict[int, torch.Tensor] = {}  # the last one used comes last
+        self._shuffles: dict[int, Shuffle] = {}
 
     def samples(self, start: int, count: int) -> list[int]:
         """Return the indices, from 0 to length − 1, at `count` positions from `start` on."""
@@ -45,11 +88,18 @@ class Stream:
         while len(indices) < count:
             epoch, first = divmod(start + len(indices), self.length)
             last = min(self.length, first + count - len(indices))
-            if self.shuffle:
+            if self.shuffle and self.length > LONGEST_TABLE:
+                indices += self._shuffle(epoch).at(first, last)
+            elif self.shuffle:
                 indices += self._permutation(epoch)[first:last].tolist()
             else:
                 indices += range(first, last)
         return indices
+
+    def _shuffle(self, epoch: int) -> Shuffle:
+        if epoch not in self._shuffles:
+            self._shuffles = {epoch: Shuffle(self.length, _hash(f"{self.seed} {epoch}"))}
+        return self._shuffles[epoch]
 
     def _permutation(self, epoch: int) -> torch.Tensor:
         kept = self._permutations.pop(epoch, None)
@@ -101,6 +151,8 @@ class Deck:
         self.decided = 0
         self.ahead = 1
         self.accumulate = 1
+        self._named: tuple[str, ...] | None = None  # the members, of whom `_of_named` is a hash
+        self._of_named = b""
 
     def batch(self, number: int) -> list[int]:
         """Return the `batch_size` sample indices of batch `number`."""
@@ -192,6 +244,13 @@ class Deck:
         shares = self.shares()
         queues = list(self.queues.values())
         prefetched, least = self.ahead - self.accumulate, min(shares, default=1)
+        alike = len({*map(len, queues)}) <= 1 and len({*shares}) <= 1 and not self.returned
+        if alike and queues:  # as at nearly all steps: there is nothing to sort
+            for _ in range(len(queues[0]), least + prefetched):
+                for number, queue in enumerate(queues, self.next):
+                    queue.append(number)
+                self.next += len(queues)
+            return
         places: list[tuple[int, int, int]] = []  # that are empty: the step, the place in it, rank
         for rank, share in enumerate(shares):
             held = share + math.ceil(prefetched * share / least)
@@ -264,11 +323,20 @@ class Deck:
             return "a member has too few batches for a step"
         return None
 
-    def digest(self) -> int:
-        """Return 64 bits of the state, to compare with other members'."""
-        state = self.to_state()
-        state["queues"] = list(state["queues"].values())
-        return _hash(json.dumps(state, separators=(",", ":")))
+    def digest(self, *, whole: bool = True) -> int:
+        """Return 64 bits of the state, to compare with other members'.
+
+        Unless `whole`, as for each step, of each queue's first batch only: it is what is used next.
+        """
+        if self._named != (named := tuple(self.queues)):
+            settings = json.dumps([self.settings(), named], separators=(",", ":"))
+            self._named, self._of_named = named, hashlib.blake2b(settings.encode()).digest()
+        result = hashlib.blake2b(self._of_named, digest_size=8)
+        queues = [self.returned, *self.queues.values()]
+        numbers = [self.next, self.decided, self.ahead, self.accumulate, *map(len, queues)]
+        numbers += chain.from_iterable(queues) if whole else (queue[0] for queue in queues if queue)
+        result.update(array("q", numbers))
+        return int.from_bytes(result.digest(), "big")
 
 
 def _types(state: dict[str, Any]) -> str | None:

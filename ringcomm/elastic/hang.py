@@ -74,7 +74,7 @@ def waits_in_an_operation() -> bool:
 
 
 class Hang:
-    """What one rank does about a hang: it says that it waits, or it ends itself."""
+    """A rank's part in a hang: it says that it waits, or it ends itself."""
 
     def __init__(self, progress: Progress, meets: Callable[[], bool]) -> None:
         """`meets`: whether the main thread waits for others to agree on a change."""

@@ -34,7 +34,7 @@ class Tracked:
     after it.
 
     Whatever the program changes between a step that did not count and its repetition is a part of
-    that step: `settle` puts back what schedulers did there.
+    that step: `begin_again` puts back what schedulers did there.
     """
 
     def __init__(self, **objects: Stateful) -> None:
@@ -71,7 +71,7 @@ class Tracked:
         self._by_hand = _Copies()  # parameters that the program changes, and no optimizer
         self._random = _Random([o for o in things if isinstance(o, Generator)])
         self.averages = Averages(things)
-        self._is_to_settle = False
+        self._begins_again = False
         self._undo: dict[int, _Undo] = {}
         self._marked: list[Any] = []
         self._incoming: tuple[dict[str, Any], list[Any]] | None = None
@@ -105,7 +105,7 @@ class Tracked:
         """
         for wrapper in self.wrappers:
             ddp.check_step(wrapper)
-        self.settle()
+        self.begin_again()
         self._random.mark()
         self._buffers.mark()
         if not self.optimizers:
@@ -140,14 +140,14 @@ class Tracked:
         for optimizer, groups in zip(self.optimizers, options, strict=True):
             _put_options(optimizer, groups)
         self.averages.drop()
-        self._is_to_settle = True
+        self._begins_again = True
 
-    def settle(self) -> None:
+    def begin_again(self) -> None:
         """Put back what the program did after a step that did not count, before it comes again."""
-        if not self._is_to_settle:
+        if not self._begins_again:
             return
-        self._is_to_settle = False
-        self.averages.settle()
+        self._begins_again = False
+        self.averages.begin_again()
         self._put_schedulers_back()
         for optimizer, groups in zip(self.optimizers, self._marked[3], strict=True):
             _put_options(optimizer, groups)
@@ -198,8 +198,7 @@ class Tracked:
         header["terms"] = self._terms()
         for name, thing in self.objects.items():
             try:
-                header["states"][name] = state = transfer.flat_state(thing, tensors)
-                transfer.encode({"state": state})
+                header["states"][name] = transfer.flat_state(thing, tensors)
             except ValueError as error:
                 raise ValueError(f"state of {name!r} cannot be sent to joiners: {error}") from error
             header["shapes"][name] = transfer.shapes_of(thing)

@@ -28,6 +28,8 @@ SMALL_BYTES = 64 << 10  # tensors below it share messages
 WINDOW = 4  # pieces under way between two ranks
 HEADER_LIMIT = 1 << 30  # bytes
 ALIGNMENT = 64  # borders between stripes are multiples of it
+# These types need no look before they are sent.
+PLAIN = {type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.Size}
 LEAF = "ringcomm.elastic.leaf"  # stands where a tensor was, before its number
 
 
@@ -115,10 +117,14 @@ def flatten(value: Any, tensors: list[tuple[Any, bool]], own: bool) -> Any:
             raise ValueError(f"it has a tensor of layout {value.layout}")
         tensors.append((value, own))
         return (LEAF, len(tensors) - 1)
-    if type(value) in (dict, OrderedDict):
+    kind = type(value)
+    if kind in PLAIN:
+        return value
+    if kind in (dict, OrderedDict) and set(map(type, value)) <= PLAIN:
         return {key: flatten(item, tensors, own) for key, item in value.items()}
-    if type(value) in (list, tuple):
-        return type(value)(flatten(item, tensors, own) for item in value)
+    if kind in (list, tuple):
+        return kind(flatten(item, tensors, own) for item in value)
+    decode(encode({"value": value, "leaves": []}))  # raises for what a joiner could not read
     return value
 
 
@@ -134,21 +140,28 @@ def fill(value: Any, tensors: list[Any]) -> Any:
 
 
 def encode(header: dict[str, Any]) -> bytes:
-    """Encode it. Raises ValueError for anything but plain data, such as an array of NumPy."""
+    """Encode what `flatten` made. Raises ValueError for anything that is not data."""
     buffer = io.BytesIO()
     try:
         torch.save(header, buffer)
-        torch.load(io.BytesIO(buffer.getvalue()), weights_only=True)
     except Exception as error:
-        kind = re.search(r"GLOBAL (\S+)", str(error))
-        what = f"it has a {kind[1]}" if kind else str(error).partition("\n")[0]
-        raise ValueError(f"{what}, which is not plain data") from error
+        raise _not_plain(error) from error
     return buffer.getvalue()
 
 
 def decode(data: bytes) -> dict[str, Any]:
-    header: dict[str, Any] = torch.load(io.BytesIO(data), weights_only=True)
+    """Read a header. Raises ValueError for anything but plain data, such as an array of NumPy."""
+    try:
+        header: dict[str, Any] = torch.load(io.BytesIO(data), weights_only=True)
+    except Exception as error:
+        raise _not_plain(error) from error
     return {**header, "leaves": [Leaf(*leaf) for leaf in header["leaves"]]}
+
+
+def _not_plain(error: Exception) -> ValueError:
+    kind = re.search(r"GLOBAL (\S+)", str(error))
+    what = f"it has a {kind[1]}" if kind else str(error).partition("\n")[0]
+    return ValueError(f"{what}, which is not plain data")
 
 
 def pack(header: dict[str, Any], tensors: list[tuple[Any, bool]]) -> Packed:

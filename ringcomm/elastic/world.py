@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
 from datetime import timedelta
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -26,7 +26,7 @@ from torch.optim.optimizer import (
 )
 
 from ringcomm._runtime.process import say
-from ringcomm.elastic import ballot, ddp, lease
+from ringcomm.elastic import ballot, ddp, lease, notices
 from ringcomm.elastic.ballot import LEAVES
 from ringcomm.elastic.changes import COUNTERS, Change, Changes, Member, member
 from ringcomm.elastic.checkpoint import Checkpoints, Found
@@ -404,7 +404,7 @@ class World:
         """Between two steps: take guests in, and wait for others while there are too few."""
         least, changes = self._sizes[0], self._at
         if self._tracked is not None:
-            self._tracked.settle()  # before guests get it
+            self._tracked.begin_again()  # before guests get it
         changes.admit()
         changes.regroup()
         if len(changes.epochs.members) >= least:
@@ -458,17 +458,27 @@ class World:
         if self._tracked.sampler is not None:
             self._bind(1, 1)
 
-    def leave(self, *, on_signal: int | None = None) -> None:
+    def leave(
+        self,
+        *,
+        on_signal: int | None = None,
+        on_notice: Literal["aws", "gcp", "azure"] | None = None,
+    ) -> None:
         """Leave the world after this step, or the next; nothing is lost.
 
         With `on_signal` this is done when that signal comes, as a scheduler sends SIGTERM before it
-        stops a process. The program ends then, by SystemExit(0) out of the step. The last member
-        of a world writes a checkpoint before it goes.
+        stops a process; with `on_notice` when that cloud tells its machine that it will be taken
+        away. The program ends then, by SystemExit(0) out of the step. The last member of a world
+        writes a checkpoint before it goes. Raises ValueError for a cloud that is not known.
         """
-        if on_signal is None:
+        if on_notice is not None and on_notice not in notices.CLOUDS:
+            raise ValueError(f"on_notice={on_notice!r}: one of {', '.join(notices.CLOUDS)}")
+        if on_signal is None and on_notice is None:
             self._leaving = True
-            return
-        signal.signal(on_signal, lambda number, frame: self.leave())
+        if on_signal is not None:
+            signal.signal(on_signal, lambda number, frame: self.leave())
+        if on_notice is not None:
+            notices.watch(notices.CLOUDS[on_notice](), self.leave)
 
     def _go(self) -> None:
         changes = self._at

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from lab.limits import seed
-from ringcomm.elastic.deck import Deck
+from ringcomm.elastic.deck import LONGEST_TABLE, Deck, Shuffle, Stream
 
 HISTORIES = 60  # per kind
 EVENTS = 60  # in each
@@ -276,7 +276,8 @@ def test_batches_are_the_same_on_every_machine() -> None:
     batches = [[6, 4, 2], [3, 1, 0], [5, 6, 2], [4, 5, 1], [3, 0, 5]]
     assert [deck.batch(number) for number in range(5)] == batches
     deck.change(["a", "b"], ahead=2)
-    assert deck.digest() == 4028863319061285479
+    assert deck.digest() == 13618617525362647533
+    assert Shuffle(10**8, 7).at(5, 8) == [54982558, 92774791, 62773331]
 
 
 def test_each_epoch_and_seed_has_its_own_permutation() -> None:
@@ -371,3 +372,31 @@ def test_arguments_that_cannot_be_are_refused() -> None:
     with pytest.raises(ValueError, match="c is no member, so no batches are dealt to it"):
         deck.share("c")
     assert deck.digest() == before
+
+
+def test_a_shuffle_without_a_table_is_a_permutation() -> None:
+    for length in [*range(1, 60), 1000, 4097, 65_537]:
+        assert sorted(Shuffle(length, length).at(0, length)) == list(range(length))
+
+
+def test_a_shuffle_without_a_table_shuffles() -> None:
+    """Neighbors lie far apart, places do not stay, and each key has another order."""
+    count = 100_000
+    order = torch.tensor(Shuffle(count, 1).at(0, count), dtype=torch.float64)
+    places = torch.arange(count, dtype=torch.float64)
+    for first, second in ((order, places), (order[:-1], order[1:])):
+        assert abs(torch.corrcoef(torch.stack([first, second]))[0, 1]) < 0.02
+    assert (order == places).sum() < 20
+    parts = torch.bincount((order[: count // 2] % 100).long(), minlength=100)
+    assert ((parts - count / 200) ** 2 / (count / 200)).sum() < 200  # 99 +- 14
+    assert Shuffle(count, 1).at(0, 50) != Shuffle(count, 2).at(0, 50)
+    assert Shuffle(count, 1).at(0, 50) == Shuffle(count, 1).at(0, 20) + Shuffle(count, 1).at(20, 50)
+
+
+def test_long_data_has_no_table() -> None:
+    length = LONGEST_TABLE + 1
+    stream = Stream(length, seed=3, shuffle=True)
+    across = stream.samples(length - 5, 10)
+    assert across == stream.samples(length - 5, 5) + stream.samples(length, 5)
+    assert not stream._permutations
+    assert len(set(stream.samples(0, 1000))) == 1000
