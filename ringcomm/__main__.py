@@ -30,6 +30,10 @@ PLAN: dict[str, Command] = {
         "find a plan for a network whose links differ",
     ),
 }
+ELASTIC: dict[str, Command] = {
+    "store": ("ringcomm.tools.store", "serve a store until it is stopped"),
+    "rehearse": ("ringcomm.tools.rehearse", "train while ranks are killed, stopped and started"),
+}
 # In the order in which a user meets them.
 COMMANDS: dict[str, Command | tuple[dict[str, Command], str]] = {
     "doctor": ("ringcomm.tools.doctor", "find out what is wrong with hosts and network"),
@@ -38,7 +42,7 @@ COMMANDS: dict[str, Command | tuple[dict[str, Command], str]] = {
     "top": ("ringcomm.tools.top", "watch where each rank of a running job is"),
     "tune": ("ringcomm.tools.tune.command", "measure what messages cost on this network"),
     "plan": (PLAN, "show, prove, simulate, draw or search the plans of collectives"),
-    "elastic": ("ringcomm.tools.store", "serve the store of elastic trainings"),
+    "elastic": (ELASTIC, "serve the store of elastic trainings, or rehearse one"),
     "completion": ("ringcomm.tools.completion", "print the completion of a shell"),
 }
 # Former commands, which go with version 0.3.

@@ -322,6 +322,8 @@ class Variables:
     """Where the store of an [elastic](elastic.md#the-store) world is: `host:port`, or several."""
     elastic_run = Setting[str](PROGRAM, fits="`SLURM_JOB_ID`")
     """The name of an elastic job, if several share a store."""
+    elastic_journal = Setting[str](PROGRAM)
+    """A folder for what each rank of an elastic job does; `ringcomm elastic rehearse` sets it."""
     strict = Setting[str](PROGRAM, default="0", choices=("0", "1"), wrong=" is neither 0 nor 1")
     """`1` turns the warning about an unknown variable into an error."""
     cuda = Setting[str](BUILD)
@@ -340,6 +342,8 @@ class Variables:
     """How many seconds a sample of the long tests takes; default: 900."""
     seed = Setting[str](BUILD)
     """The seed with which that sample is drawn."""
+    pytorch = Setting[str](BUILD)
+    """A checkout of PyTorch, whose own [tests](coming-from-gloo.md) of backends then run."""
 
 
 ATTRIBUTES = {row.name: row for row in vars(Attributes).values() if isinstance(row, Setting)}

@@ -33,6 +33,7 @@ from ringcomm.elastic.ballot import (
 )
 from ringcomm.elastic.epochs import Decided, Epochs
 from ringcomm.elastic.errors import Diverged, Evicted, TooFew
+from ringcomm.elastic.journal import Journal
 from ringcomm.elastic.rendezvous import Process, Rendezvous
 from ringcomm.elastic.state import Tracked
 from ringcomm.elastic.store import within
@@ -135,8 +136,24 @@ class Changes:
     before: tuple[Process, ...] = ()  # the members, when the change began
     since: float = 0.0
     numbers: dict[str, float] = field(default_factory=dict)
+    journal: Journal = field(default_factory=Journal)
+    used: list[int] | None = None  # the batches of the last step, for the journal
 
     # ---- commits
+
+    def write_step(self) -> None:
+        """Write down the step that was applied just now."""
+        if self.journal.writes and self.tracked is not None:
+            sampler = self.tracked.sampler
+            held = sum(map(len, sampler._deck.queues.values())) if sampler is not None else 0
+            self.journal(
+                "step",
+                step=self.counters.steps,
+                digest=self.tracked.fingerprint(),
+                used=self.used,
+                held=held,
+            )
+            self.used = None
 
     def commit(self, act: int = 0) -> bool:
         """Vote for what this rank has done, an `act` that is to be equal on all ranks.
@@ -241,6 +258,8 @@ class Changes:
     def _decide(self) -> None:
         self.counters.commits += 1
         if self.tracked is not None and self.tracked.sampler is not None and self.dealt:
+            if self.journal.writes:
+                self.used = self.tracked.sampler._deck.present()
             self.tracked.sampler._decide()
         self.dealt = False
         self.fruitless_failures = 0
@@ -432,6 +451,14 @@ class Changes:
             seconds,
         )
         self.numbers["change_ms"] = seconds * 1e3
+        self.journal(
+            "change",
+            epoch=epochs.epoch,
+            step=change.step,
+            lost=[other.pid for other in lost],
+            joined=[process.pid for process in joined],
+            ms=seconds * 1e3,
+        )
         self.since, self.lost, self.before = 0.0, [], ()
         if epochs.rank == 0:
             say(f"elastic: {_sentence(change, self.counters.steps)}")

@@ -196,6 +196,11 @@ class Deck:
             raise ValueError(f"{uuid} is no member, so no batches are dealt to it: join first")
         return self.shares()[self.members.index(uuid)]
 
+    def present(self) -> list[int]:
+        """Return the batches of the present step, of all members."""
+        pairs = zip(self.shares(), self.queues.values(), strict=True)
+        return [batch for share, queue in pairs for batch in queue[:share]]
+
     def decide(self) -> None:
         """Count each member's share as used, because the step was decided, and deal new batches."""
         for share, queue in zip(self.shares(), self.queues.values(), strict=True):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import io
+import pickle
 import re
 from collections import OrderedDict, deque
 from collections.abc import Callable
@@ -30,6 +31,7 @@ HEADER_LIMIT = 1 << 30  # bytes
 ALIGNMENT = 64  # borders between stripes are multiples of it
 # These types need no look before they are sent.
 PLAIN = {type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.Size}
+OTHER = "ringcomm.elastic.other"  # stands before the bytes of a value of another type
 LEAF = "ringcomm.elastic.leaf"  # stands where a tensor was, before its number
 
 
@@ -124,14 +126,15 @@ def flatten(value: Any, tensors: list[tuple[Any, bool]], own: bool) -> Any:
         return {key: flatten(item, tensors, own) for key, item in value.items()}
     if kind in (list, tuple):
         return kind(flatten(item, tensors, own) for item in value)
-    decode(encode({"value": value, "leaves": []}))  # raises for what a joiner could not read
-    return value
+    return (OTHER, _encode_other(value))
 
 
 def fill(value: Any, tensors: list[Any]) -> Any:
     """Put tensors back where `flatten` took them."""
     if (number := _number_of(value)) is not None:
         return tensors[number]
+    if type(value) is tuple and value[:1] == (OTHER,):
+        return torch.load(io.BytesIO(value[1]), weights_only=True)
     if type(value) is dict:
         return {key: fill(item, tensors) for key, item in value.items()}
     if type(value) in (list, tuple):
@@ -140,28 +143,37 @@ def fill(value: Any, tensors: list[Any]) -> Any:
 
 
 def encode(header: dict[str, Any]) -> bytes:
-    """Encode what `flatten` made. Raises ValueError for anything that is not data."""
-    buffer = io.BytesIO()
-    try:
-        torch.save(header, buffer)
-    except Exception as error:
-        raise _not_plain(error) from error
-    return buffer.getvalue()
+    """Encode plain data, and what `flatten` made."""
+    return pickle.dumps(header, pickle.HIGHEST_PROTOCOL)
 
 
 def decode(data: bytes) -> dict[str, Any]:
-    """Read a header. Raises ValueError for anything but plain data, such as an array of NumPy."""
-    try:
-        header: dict[str, Any] = torch.load(io.BytesIO(data), weights_only=True)
-    except Exception as error:
-        raise _not_plain(error) from error
+    """Read a header. Raises pickle.UnpicklingError for anything but data."""
+    header: dict[str, Any] = _DataAlone(io.BytesIO(data)).load()
     return {**header, "leaves": [Leaf(*leaf) for leaf in header["leaves"]]}
 
 
-def _not_plain(error: Exception) -> ValueError:
-    kind = re.search(r"GLOBAL (\S+)", str(error))
-    what = f"it has a {kind[1]}" if kind else str(error).partition("\n")[0]
-    return ValueError(f"{what}, which is not plain data")
+class _DataAlone(pickle.Unpickler):
+    """Knows no names but those of torch's types of data, so nothing that it reads runs code."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        kind = getattr(torch, name, None) if module == "torch" else None
+        if isinstance(kind, torch.dtype) or kind in (torch.device, torch.Size):
+            return kind
+        raise pickle.UnpicklingError(f"the header has a {module}.{name}, which is not plain data")
+
+
+def _encode_other(value: Any) -> bytes:
+    """Encode a value of any other type. Raises ValueError unless torch can read it without code."""
+    buffer = io.BytesIO()
+    try:
+        torch.save(value, buffer)
+        torch.load(io.BytesIO(buffer.getvalue()), weights_only=True)
+    except Exception as error:
+        kind = re.search(r"GLOBAL (\S+)", str(error))
+        what = f"it has a {kind[1]}" if kind else str(error).partition("\n")[0]
+        raise ValueError(f"{what}, which is not plain data") from error
+    return buffer.getvalue()
 
 
 def pack(header: dict[str, Any], tensors: list[tuple[Any, bool]]) -> Packed:

@@ -634,6 +634,7 @@ class Step(AbstractContextManager["Step"]):
             changes.counters.steps += 1
             tracked.forget_undo()
             tracked.averages.count()
+            changes.write_step()
             return
         try:
             tracked.undo()
@@ -643,6 +644,7 @@ class Step(AbstractContextManager["Step"]):
             changes.give_up("this rank could not undo a step that does not count")
             raise
         changes.numbers["aborted"] = changes.numbers.get("aborted", 0) + 1
+        changes.journal("aborted")
 
 
 def _told(number: int) -> list[int]:

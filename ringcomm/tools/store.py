@@ -14,7 +14,6 @@ EXAMPLES = ("ringcomm elastic store --port 29400",)
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("what", choices=["store"], help="serve a store until it is stopped")
     add("--host", default="0.0.0.0", help="the address to listen at")
     add("--port", type=int, default=29500, help="0: any free one")
 

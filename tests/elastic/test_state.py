@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import pickle
 import random
 import signal
 import time
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
@@ -206,6 +208,23 @@ def test_what_cannot_be_sent_is_refused() -> None:
     assert Tracked(sampler=counter).sampler is counter
     with pytest.raises(ValueError, match="a and b are elastic samplers"):
         Tracked(b=two, a=counter)
+
+
+def test_a_header_runs_no_code() -> None:
+    class Harm:
+        def __reduce__(self) -> Any:
+            return os.system, ("false",)
+
+    with pytest.raises(pickle.UnpicklingError, match="system, which is not plain data"):
+        transfer.decode(pickle.dumps({"leaves": [], "states": Harm()}))
+
+
+def test_other_types_that_torch_reads_are_sent() -> None:
+    counts = Counter({"a": 3, "b": 1})
+    tensors: list[Any] = []
+    state = transfer.flatten({"counts": counts, "type": torch.bfloat16}, tensors, True)
+    header = transfer.decode(transfer.encode({"state": state, "leaves": []}))
+    assert transfer.fill(header["state"], tensors) == {"counts": counts, "type": torch.bfloat16}
 
 
 def test_signature_and_fingerprint() -> None:

@@ -30,6 +30,7 @@ EVERY = [*named(TOP)]
 STARTS = [
     *([*words, "--help"] for words in [[], *EVERY]),
     ["elastic", "store", "--help"],
+    ["elastic", "rehearse", "--help"],
     ["--version"],
     ["plan", "show", "all_reduce", "--ranks", "4"],
     ["plan", "simulate", "all_reduce", "--ranks", "4"],

@@ -1,0 +1,44 @@
+"""The journal that a rank writes of its training in a rehearsal: `ringcomm elastic rehearse`.
+
+Each line is JSON, written at once, so that a killed process has written all of its lines. Times are
+those of the host's steady clock.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+
+class Journal:
+    """A file in the folder that the environment names; without one, nothing is written."""
+
+    def __init__(self) -> None:
+        folder = os.environ.get("RINGCOMM_ELASTIC_JOURNAL")
+        self._file = -1
+        if folder:
+            path = Path(folder) / f"{os.getpid()}.jsonl"
+            self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+
+    @property
+    def writes(self) -> bool:
+        return self._file >= 0
+
+    def __call__(self, what: str, **more: Any) -> None:
+        if self.writes:
+            line = {"at": time.monotonic(), "what": what, "pid": os.getpid(), **more}
+            os.write(self._file, json.dumps(line).encode() + b"\n")
+
+
+def read(folder: Path) -> list[dict[str, Any]]:
+    """Return the lines of all ranks, by time."""
+    lines = [
+        json.loads(line)
+        for path in folder.glob("*.jsonl")
+        for line in path.read_bytes().splitlines(keepends=True)
+        if line.endswith(b"\n")
+    ]
+    return sorted(lines, key=lambda line: float(line["at"]))

@@ -1,0 +1,80 @@
+"""Whether a training has kept its promises, by what its ranks have written down.
+
+It is judged by the journals alone (journal.py): each step was applied by all that wrote it with
+equal parameters and the same batches, no step and no batch counts twice, and none is missing.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any
+
+Line = dict[str, Any]
+
+
+@dataclass
+class Verdict:
+    """The promises that were kept, and a sentence in `broken` for each that was not."""
+
+    steps: int = 0
+    seconds: float = 0.0  # from the first step to the last
+    usual: float = 0.0  # seconds of a step, the median
+    longest: float = 0.0  # the longest time between two steps
+    aborted: int = 0  # steps that were computed again, on any rank
+    changes: int = 0
+    broken: list[str] = field(default_factory=list)
+
+
+def judge(lines: list[Line]) -> Verdict:
+    """Judge the journals of one training. `lines` are by time."""
+    steps = [line for line in lines if line["what"] == "step"]
+    verdict = Verdict(changes=len({line["epoch"] for line in lines if line["what"] == "change"}))
+    verdict.aborted = sum(line["what"] == "aborted" for line in lines)
+    if not steps:
+        verdict.broken.append("no step was applied")
+        return verdict
+    first: dict[int, Line] = {}
+    for line in steps:
+        known = first.setdefault(line["step"], line)
+        for what, name in (("digest", "parameters"), ("used", "batches")):
+            if known[what] != line[what]:
+                verdict.broken.append(
+                    f"step {line['step']}: processes {known['pid']} and {line['pid']} have "
+                    f"different {name}"
+                )
+    counts = Counter((line["pid"], line["step"]) for line in steps)
+    for (pid, step), count in counts.items():
+        if count > 1:
+            verdict.broken.append(f"process {pid} applied step {step} {count} times")
+    _look_for_gaps(first, verdict)
+    _look_at_batches(first, verdict)
+    times = sorted(line["at"] for line in first.values())
+    between = sorted(after - before for before, after in pairwise(times))
+    verdict.steps, verdict.seconds = len(first), times[-1] - times[0]
+    if between:
+        verdict.usual, verdict.longest = between[len(between) // 2], between[-1]
+    return verdict
+
+
+def _look_for_gaps(first: dict[int, Line], verdict: Verdict) -> None:
+    missing = sorted(set(range(min(first), max(first) + 1)) - first.keys())
+    if missing:
+        verdict.broken.append(f"steps are missing: {', '.join(map(str, missing[:5]))}")
+
+
+def _look_at_batches(first: dict[int, Line], verdict: Verdict) -> None:
+    used = Counter(batch for line in first.values() for batch in line["used"] or ())
+    if twice := sorted(batch for batch, count in used.items() if count > 1):
+        verdict.broken.append(f"batches count twice: {', '.join(map(str, twice[:5]))}")
+    if used:
+        # Those before the last one that are not used lie in queues, or were given back.
+        missing = set(range(min(used), max(used))) - used.keys()
+        last = first[max(first)]
+        if len(missing) > last["held"]:
+            lost = ", ".join(map(str, sorted(missing)[:5]))
+            verdict.broken.append(
+                f"batches are missing: {len(missing)}, the first of them {lost}, and ranks hold "
+                f"{last['held']}"
+            )
