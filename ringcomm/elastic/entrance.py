@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from dataclasses import replace
@@ -11,7 +12,9 @@ import torch.distributed as dist
 
 from ringcomm._runtime.library import load_library
 from ringcomm._runtime.process import say
+from ringcomm.elastic import lease
 from ringcomm.elastic.epochs import Epochs, Settings
+from ringcomm.elastic.job import Job
 from ringcomm.elastic.lease import Lapse
 from ringcomm.elastic.rendezvous import Admission, Process, Record, Rendezvous
 from ringcomm.elastic.store import RunStore
@@ -28,11 +31,18 @@ class Entrance:
     """The way into the world of one run, for one process."""
 
     def __init__(
-        self, run: str, store: RunStore, settings: Settings, start: int, lapse: Lapse
+        self,
+        run: str,
+        store: RunStore,
+        settings: Settings,
+        start: int,
+        lapse: Lapse,
+        job: Job | None,
     ) -> None:
+        """`job` is this process's, unless the run has a name."""
         self._run, self._store, self._settings = run, store, settings
         me = Process.this(load_library().card())
-        self._rendezvous = Rendezvous(store.keys, me, self._go_to, start, lapse)
+        self._rendezvous = Rendezvous(store.keys, me, self._go_to, start, lapse, job)
 
     def enter(self, timeout: float) -> Entered | None:
         """Found a world with others; None where one runs, then this process is apart until `ask`.
@@ -43,6 +53,7 @@ class Entrance:
         while True:
             record = self._rendezvous.enter(deadline - time.monotonic())
             if record is None:
+                self._rendezvous.check_job()
                 say(f"elastic: a world runs: process {os.getpid()} is admitted at world.track()")
                 self._stay_apart()
                 return None
@@ -64,6 +75,8 @@ class Entrance:
 
     def refused(self) -> None:
         """Be apart again, under another name."""
+        with contextlib.suppress(RuntimeError):  # of the store
+            lease.tell_end(self._store.keys, self._rendezvous.me, well=False)
         self.rename()
         self._stay_apart()
 

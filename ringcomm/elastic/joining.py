@@ -20,6 +20,7 @@ from ringcomm._runtime.process import say
 from ringcomm.elastic.entrance import Entrance
 from ringcomm.elastic.epochs import Settings
 from ringcomm.elastic.hang import Progress
+from ringcomm.elastic.job import Job
 from ringcomm.elastic.lease import Lapse
 from ringcomm.elastic.store import open_store
 from ringcomm.elastic.world import World
@@ -67,7 +68,8 @@ def join(
     an operation waits for a rank.
 
     Raises TimeoutError when the others do not come within `timeout`, RuntimeError where no store
-    answers, ValueError for sizes that cannot be.
+    answers, ValueError for sizes that cannot be, and where the store has no name for its jobs and
+    another script's world runs there.
     """
     wanted = start or max(int(os.environ.get("WORLD_SIZE", "0")), min_size)
     if not 1 <= min_size <= wanted <= (max_size or wanted):
@@ -100,7 +102,10 @@ def join(
     configure(mine, run=f"elastic/{run}/")
     keys = open_store(run, store)
     lapse = Lapse(lease.total_seconds() if lease else None)
-    seconds, entrance = timeout.total_seconds(), Entrance(run, keys, settings, wanted, lapse)
+    is_named = "RINGCOMM_ELASTIC_RUN" in os.environ or "SLURM_JOB_ID" in os.environ
+    mine_is = None if is_named else Job.this()
+    seconds = timeout.total_seconds()
+    entrance = Entrance(run, keys, settings, wanted, lapse, mine_is)
     progress = Progress(hung_after.total_seconds() if hung_after else None)
     world = World(keys, entrance, (min_size, max_size), seconds, own_device(), progress)
     if entered := entrance.enter(seconds):

@@ -60,12 +60,16 @@ class Lapse:
         self._seen: tuple[int, bytes] | None = None  # the life, and its count
         self._since = self._looked = 0.0
 
+    def is_due(self) -> bool:
+        """Tell whether it is time for another look."""
+        first = self._seen is None
+        return self._seconds is not None and (first or self._clock() - self._looked >= LOOK_SECONDS)
+
     def look(self, keys: Any, record: Record) -> bool:
         """Tell whether the lease has lapsed; its members are written down as gone then."""
-        now = self._clock()
-        if self._seconds is None or (self._seen and now - self._looked < LOOK_SECONDS):
+        now = self._looked = self._clock()
+        if self._seconds is None:
             return False
-        self._looked = now
         key = f"alive/{record.life}"
         seen = record.life, keys.get(key) if keys.check([key]) else b""
         if seen != self._seen:

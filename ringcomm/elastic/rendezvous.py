@@ -28,6 +28,7 @@ from ringcomm._flight import processes
 from ringcomm._runtime.process import say
 from ringcomm.elastic import lease
 from ringcomm.elastic.errors import Over
+from ringcomm.elastic.job import Job
 from ringcomm.elastic.lease import Lapse
 
 LOOK_SECONDS = 0.005  # between looks at the store of one that waits
@@ -148,6 +149,7 @@ class Rendezvous:
     moved: Callable[[str], Any] | None = None  # returns the keys at another address
     start: int = 1  # processes that found a world
     lapse: Lapse = field(default_factory=lambda: Lapse(None))
+    job: Job | None = None  # where no name tells one from another
     last_call: str = ""
     known: Record | None = None
     heard: float = field(default_factory=time.monotonic)  # the last call, or news of the world
@@ -226,9 +228,9 @@ class Rendezvous:
 
     def _look_at_the_lease(self) -> None:
         record = self.known
-        if record is None or not record.confirmed or self._are_dead(record):
+        if record is None or not record.confirmed or not self.lapse.is_due():
             return
-        if self.lapse.look(self.store, record):
+        if not self._are_dead(record) and self.lapse.look(self.store, record):
             say(
                 f"elastic: nothing was heard of the world of {len(record.members)} ranks for so "
                 "long that it is taken to be lost: those that wait may found another one"
@@ -291,9 +293,19 @@ class Rendezvous:
         if len(came) < self.start:
             return
         life = self.known.life + 1 if self.known else 0
+        founded = Record(life=life, members=tuple(in_order(came)[: self.start]))
+        if not self.replace(self.known, founded):
+            return
+        if self.job is not None:
+            self.store.set(f"job/{life}", self.job.to_text())
         if self.known:
             lease.succeed(self.store, self.known.life)
-        self.replace(self.known, Record(life=life, members=tuple(in_order(came)[: self.start])))
+
+    def check_job(self) -> None:
+        """Raise ValueError if the world that runs is another job's."""
+        key = f"job/{self.known.life if self.known else 0}"
+        if self.job is not None and self.store.check([key]):
+            self.job.check(Job.from_text(self.store.get(key).decode()))
 
     def assemble(self, record: Record) -> bool:
         """Wait for the others, as one of the founders; tell whether all are there.

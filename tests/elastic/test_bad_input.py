@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+import sys
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,7 +13,8 @@ import pytest
 from lab import bad_programs as bad
 from lab.course import Program, starters
 from lab.limits import limit
-from lab.trainees import Event
+from lab.trainee import Log, Plan, run
+from lab.trainees import Event, trainees
 
 REFUSED = {
     "early step": ("RuntimeError", "call world.track"),
@@ -121,6 +124,31 @@ def test_an_odd_joiner_never_ends_the_others(how: str, members: int) -> None:
         assert raised["kind"] == kind, raised
         assert text in raised["text"], raised
         assert is_sentence(raised["text"])
+
+
+def runs_another_script(plan: Plan, log: Log) -> None:
+    """The third process is of another job; the fourth has other words."""
+    words = {2: ["other.py"], 3: ["train.py", "--lr", "0.2"]}
+    sys.argv = words.get(plan.number, ["/somewhere/train.py", "--lr", "0.1"])
+    run(plan, log)
+
+
+def test_a_job_without_a_name_is_not_joined_by_another(tmp_path: Path) -> None:
+    with trainees(2, runs_another_script, epochs=10**6, pause=0.01) as some:
+        some.await_events([0, 1], "step")
+        (other,) = some.start()
+        some.processes[other].join(limit(30))
+        (raised,) = some.events(other, "raised")
+        assert raised["kind"] == "ValueError"
+        told = "the world at this store runs train.py, and this process other.py: give each job a"
+        assert told in raised["text"]
+        assert is_sentence(raised["text"])
+        (same,) = some.start(errors=str(tmp_path / "errors"))
+        some.await_events([same], "tracked")
+        text = (tmp_path / "errors").read_text()
+        assert "as `train.py --lr 0.1`, and this process as `train.py --lr 0.2`" in text
+        some.await_events([0, 1], "change")
+        assert not any(some.events(number, "raised") for number in (0, 1, same))
 
 
 def test_two_that_differ_end_both() -> None:
