@@ -15,6 +15,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable
+from datetime import timedelta
 from typing import Any
 
 from ringcomm._flight.recorder import stacks_of_threads
@@ -37,6 +38,13 @@ class Progress:
         self._since: float | None = None  # the last progress; None: the program does what it likes
         self._began = 0.0
         self._steps: deque[float] = deque(maxlen=REMEMBERED)
+
+    @classmethod
+    def of(cls, hung_after: timedelta | None) -> Progress:
+        """Make it by an argument of `join`."""
+        if hung_after is not None and hung_after <= timedelta(0):
+            raise ValueError(f"hung_after={hung_after}: give a time, or None for never")
+        return cls(hung_after.total_seconds() if hung_after else None)
 
     def begin(self) -> None:
         """A step begins, or the loading of its batches does."""

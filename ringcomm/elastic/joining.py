@@ -26,6 +26,7 @@ from ringcomm.elastic.store import open_store
 from ringcomm.elastic.world import World
 from ringcomm.options import checked_timeout
 
+UNNAMED = "run"  # the name of a job that has none
 LOCAL_RANKS = ("LOCAL_RANK", "SLURM_LOCALID", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID")
 # The reasons for srun to stop live ranks: the variable, slurm.conf's default for it, and when.
 SRUN_STOPS = (
@@ -71,46 +72,48 @@ def join(
     answers, ValueError for sizes that cannot be, and where the store has no name for its jobs and
     another script's world runs there.
     """
-    wanted = start or max(int(os.environ.get("WORLD_SIZE", "0")), min_size)
-    if not 1 <= min_size <= wanted <= (max_size or wanted):
-        raise ValueError(
-            f"min_size={min_size}, start={wanted}, max_size={max_size}: they must be in this order"
-        )
+    wanted = _founders(min_size, start, max_size)
+    progress, lapse = Progress.of(hung_after), Lapse.of(lease)
+    settings, timeout = _settings(options, dead_after, witness), checked_timeout(timeout)
+    if said := advice():
+        say(f"elastic: {said}")
+    run = os.environ.get("RINGCOMM_ELASTIC_RUN", os.environ.get("SLURM_JOB_ID", UNNAMED))
+    configure(settings.options, run=f"elastic/{run}/")
+    keys = open_store(run, store)
+    seconds = timeout.total_seconds()
+    entrance = Entrance(run, keys, settings, wanted, lapse, Job.this() if run == UNNAMED else None)
+    world = World(keys, entrance, (min_size, max_size), seconds, own_device(), progress)
+    if entered := entrance.enter(seconds):
+        world._begin(entered)
+    return world
+
+
+def _settings(options: Any, dead_after: timedelta | None, witness: str) -> Settings:
+    """Return the settings of a world's groups. The options are copied."""
     mine = copy.copy(options) if options else Options()
     silence = dead_after or timedelta(seconds=mine.resume_seconds)
     if silence < timedelta(seconds=1):
         raise ValueError(f"dead_after={silence}: at least a second, hosts are silent for a moment")
-    if hung_after is not None and hung_after <= timedelta(0):
-        raise ValueError(f"hung_after={hung_after}: give a time, or None for never")
-    if lease is not None and lease < timedelta(seconds=1):
-        raise ValueError(f"lease={lease}: at least a second, or None for no end")
     if witness not in ("store", "none"):
         raise ValueError(f'witness={witness!r}: "store" or "none"')
-    timeout = checked_timeout(timeout)
-    settings = Settings(
+    if dead_after:
+        mine.resume_seconds = min(int(silence.total_seconds()), 86_400)
+    return Settings(
         timeout=(options._timeout if options else timedelta(minutes=10)).total_seconds(),
         patience=silence.total_seconds(),
         options=mine,
         witness=witness == "store",
     )
-    if said := advice():
-        say(f"elastic: {said}")
-    job = os.environ.get("SLURM_JOB_ID", "run")
-    run = os.environ.get("RINGCOMM_ELASTIC_RUN", job)
-    if dead_after:
-        mine.resume_seconds = min(int(silence.total_seconds()), 86_400)
-    configure(mine, run=f"elastic/{run}/")
-    keys = open_store(run, store)
-    lapse = Lapse(lease.total_seconds() if lease else None)
-    is_named = "RINGCOMM_ELASTIC_RUN" in os.environ or "SLURM_JOB_ID" in os.environ
-    mine_is = None if is_named else Job.this()
-    seconds = timeout.total_seconds()
-    entrance = Entrance(run, keys, settings, wanted, lapse, mine_is)
-    progress = Progress(hung_after.total_seconds() if hung_after else None)
-    world = World(keys, entrance, (min_size, max_size), seconds, own_device(), progress)
-    if entered := entrance.enter(seconds):
-        world._begin(entered)
-    return world
+
+
+def _founders(least: int, start: int | None, most: int | None) -> int:
+    """Return how many processes found a world."""
+    wanted = start or max(int(os.environ.get("WORLD_SIZE", "0")), least)
+    if not 1 <= least <= wanted <= (most or wanted):
+        raise ValueError(
+            f"min_size={least}, start={wanted}, max_size={most}: they must be in this order"
+        )
+    return wanted
 
 
 def advice(env: Mapping[str, str] = os.environ) -> str:

@@ -10,14 +10,20 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from ringcomm.elastic.rendezvous import Process, Record
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import Any, Protocol
 
 LOOK_SECONDS = 1.0
 GONE, ENDED = "1", "ended"  # of a process: for whatever reason; at the end of its program
+
+
+class Process(Protocol):
+    """A process, as rendezvous.py knows it."""
+
+    @property
+    def uuid(self) -> str: ...
+    def is_dead(self) -> bool: ...
 
 
 def beat(keys: Any, life: int) -> bool:
@@ -37,7 +43,7 @@ def tell_end(keys: Any, process: Process, well: bool) -> None:
         keys.set(f"dead/{process.uuid}", ENDED if well else GONE)
 
 
-def are_gone(keys: Any, processes: tuple[Process, ...]) -> bool:
+def are_gone(keys: Any, processes: Sequence[Process]) -> bool:
     """Tell whether all are known to be gone, by themselves or by any process that waits."""
     names = [f"dead/{process.uuid}" for process in processes]
     for name, process in zip(names, processes, strict=True):
@@ -46,7 +52,7 @@ def are_gone(keys: Any, processes: tuple[Process, ...]) -> bool:
     return not names or bool(keys.check(names))
 
 
-def have_ended(keys: Any, processes: tuple[Process, ...]) -> bool:
+def have_ended(keys: Any, processes: Sequence[Process]) -> bool:
     """Tell whether the programs of all came to their end. They are gone."""
     return all(keys.get(f"dead/{process.uuid}") == ENDED.encode() for process in processes)
 
@@ -60,22 +66,29 @@ class Lapse:
         self._seen: tuple[int, bytes] | None = None  # the life, and its count
         self._since = self._looked = 0.0
 
+    @classmethod
+    def of(cls, lease: timedelta | None) -> Lapse:
+        """Make it by an argument of `join`."""
+        if lease is not None and lease < timedelta(seconds=1):
+            raise ValueError(f"lease={lease}: at least a second, or None for no end")
+        return cls(lease.total_seconds() if lease else None)
+
     def is_due(self) -> bool:
         """Tell whether it is time for another look."""
         first = self._seen is None
         return self._seconds is not None and (first or self._clock() - self._looked >= LOOK_SECONDS)
 
-    def look(self, keys: Any, record: Record) -> bool:
-        """Tell whether the lease has lapsed; its members are written down as gone then."""
+    def look(self, keys: Any, life: int, members: Sequence[Process]) -> bool:
+        """Tell whether a world's lease has lapsed; its members are written down as gone then."""
         now = self._looked = self._clock()
         if self._seconds is None:
             return False
-        key = f"alive/{record.life}"
-        seen = record.life, keys.get(key) if keys.check([key]) else b""
+        key = f"alive/{life}"
+        seen = life, keys.get(key) if keys.check([key]) else b""
         if seen != self._seen:
             self._seen, self._since = seen, now
         if now - self._since < self._seconds:
             return False
-        for process in record.members:
+        for process in members:
             keys.set(f"dead/{process.uuid}", GONE)
         return True

@@ -230,7 +230,7 @@ class Rendezvous:
         record = self.known
         if record is None or not record.confirmed or not self.lapse.is_due():
             return
-        if not self._are_dead(record) and self.lapse.look(self.store, record):
+        if not self._are_dead(record) and self.lapse.look(self.store, record.life, record.members):
             say(
                 f"elastic: nothing was heard of the world of {len(record.members)} ranks for so "
                 "long that it is taken to be lost: those that wait may found another one"

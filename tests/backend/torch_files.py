@@ -24,6 +24,7 @@ import multiprocessing
 import os
 import re
 import signal
+import site
 import sys
 import tempfile
 import time
@@ -107,7 +108,7 @@ def load(options: argparse.Namespace) -> list[unittest.TestCase]:
         if GLOO in options.files:
             os.environ["RINGCOMM_AS"] = "gloo"
         importlib.import_module("ringcomm")
-    sys.path.insert(0, str(options.source / "test" / "distributed"))
+    site.addsitedir(str(options.source / "test" / "distributed"))
     fork_ranks()
     if options.backend == "ringcomm" and set(options.files) - {GLOO}:
         serve_ours()

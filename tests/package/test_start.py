@@ -87,7 +87,11 @@ def test_help_names_every_command(words: list[str], capsys: pytest.CaptureFixtur
     assert "examples:\n  ringcomm bench all_reduce" in text
 
 
-@pytest.mark.parametrize("words", [words for words in EVERY if words != ["plan"]], ids=" ".join)
+@pytest.mark.parametrize(
+    "words",
+    [words for words in EVERY if not isinstance(TOP[words[0]][0], dict) or words[1:]],
+    ids=" ".join,
+)
 def test_each_help_has_examples_that_are_right(
     words: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
