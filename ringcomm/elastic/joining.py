@@ -61,7 +61,8 @@ def join(
     options' `resume_seconds`). A rank that made no progress in a step for `hung_after`, and for 20
     times as long as a step usually takes, while others waited for it, writes its stacks and ends
     itself; None: never. A world of which the store hears nothing for the time of `lease` is taken
-    to be lost, and those that wait found another one; None: never. One that comes when the world
+    to be lost, and those that wait for so long, so with a longer `timeout`, found another one;
+    None: never. One that comes when the world
     has come to its end, without enough others for a new one, ends by SystemExit(0).
 
     `witness="none"` keeps the store out of agreements: then a world of two hosts stops when one of

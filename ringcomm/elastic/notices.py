@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Mapping
@@ -109,16 +110,16 @@ class Azure:
 CLOUDS: dict[str, Callable[[], Any]] = {"aws": Aws, "gcp": Gcp, "azure": Azure}
 
 
-def watch(cloud: Any, leave: Callable[[], None], every: float = ASK_SECONDS) -> threading.Event:
+def watch(cloud: Any, leave: Callable[[], None]) -> None:
     """Ask a cloud again and again, in a thread, and call `leave` once it gives notice.
 
-    Returns an event that ends it. A cloud that does not answer is asked on; that is said once.
+    A cloud that does not answer is asked on; that is said once.
     """
-    stop = threading.Event()
 
     def ask() -> None:
         failed = False
-        while not stop.wait(every):
+        while True:
+            time.sleep(ASK_SECONDS)
             try:
                 notice = cloud.notice()
             except (OSError, ValueError, KeyError, TypeError) as error:
@@ -132,4 +133,3 @@ def watch(cloud: Any, leave: Callable[[], None], every: float = ASK_SECONDS) -> 
                 return
 
     threading.Thread(target=ask, name="ringcomm elastic notices", daemon=True).start()
-    return stop

@@ -249,7 +249,8 @@ class Rendezvous:
                 f"waited {seconds:.0f} s to be admitted to a world of "
                 f"{len(self.known.members)} ranks, the first of them process "
                 f"{self.known.members[0].pid} on {self.known.members[0].host}: if they are all "
-                "dead, start under another name, RINGCOMM_ELASTIC_RUN"
+                "dead, wait longer than the lease (`timeout` and `lease` of join), or start under "
+                "another name, RINGCOMM_ELASTIC_RUN"
             )
         return f"waited {seconds:.0f} s for {self.start} ranks to found a world: are all started?"
 

@@ -198,6 +198,13 @@ def run(options: argparse.Namespace) -> int:
     assert served is not None, "a free port is always there"
     folder = Path(options.keep or tempfile.mkdtemp(prefix="ringcomm-rehearsal-")).absolute()
     folder.mkdir(parents=True, exist_ok=True)
+    if next(folder.glob("*.jsonl"), None):
+        print(
+            f"{folder} has the journals of another rehearsal, which would be judged with this one: "
+            "give --keep another folder",
+            file=sys.stderr,
+        )
+        return 1
     environment = {
         "OMP_NUM_THREADS": "1",
         **os.environ,

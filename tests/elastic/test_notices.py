@@ -105,7 +105,9 @@ def test_a_notice_is_read(kind: str, text: str) -> None:
         assert asks.notice() == text
 
 
-def test_a_cloud_that_does_not_answer_is_said_once(capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_cloud_that_does_not_answer_is_said_once(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     class Silent:
         asked = 0
 
@@ -116,7 +118,8 @@ def test_a_cloud_that_does_not_answer_is_said_once(capfd: pytest.CaptureFixture[
             return "at last"
 
     left = threading.Event()
-    notices.watch(Silent(), left.set, every=0.01)
+    monkeypatch.setattr(notices, "ASK_SECONDS", 0.01)
+    notices.watch(Silent(), left.set)
     assert left.wait(limit(5))
     told = capfd.readouterr().err
     assert told.count("does not tell notices: unreachable") == 1
@@ -131,7 +134,8 @@ def leaves(world: elastic.World, log: Log, base: str) -> None:
     with pytest.raises(ValueError, match="on_notice='mars': one of aws, gcp, azure"):
         world.leave(on_notice="mars")  # type: ignore[arg-type]
     if world.rank == 1:
-        notices.watch(notices.Gcp(base), world.leave, every=0.05)
+        notices.CLOUDS["gcp"] = partial(notices.Gcp, base)
+        world.leave(on_notice="gcp")
     while world.size == 2 or world.step_number < 5:
         with world.step():
             net(torch.ones(1, 2)).sum().backward()

@@ -120,3 +120,11 @@ def test_a_script_that_fails_is_shown(run: Run, tmp_path: Path) -> None:
     assert "ended with status 1, and no fault has done it" in done.stdout
     assert "no data at /nowhere" in done.stdout
     assert "BROKEN: no step was applied" in done.stdout
+
+
+def test_journals_of_another_rehearsal_are_not_judged(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "1.jsonl").touch()
+    done = rehearse(run, "--keep", tmp_path, "train.py")
+    assert done.returncode == 1
+    assert "has the journals of another rehearsal" in done.stderr
+    assert "give --keep another folder" in done.stderr
