@@ -72,6 +72,7 @@ class World:
         self._pid = os.getpid()
         self._leaving = self._founder = self._training = False
         self._failed = False  # an error has ended a step
+        self._within_data = False  # a loop over `batches` did not come to its end
         self.device = device
 
     # ---- what it is now
@@ -161,7 +162,8 @@ class World:
         if keys is not None:
             gave_up = changes is None or bool(changes.given_up)
             raised = self._failed or getattr(sys, "last_value", None) is not None
-            lease.tell_end(keys, epochs.me, not (gave_up or raised or self._leaving))
+            early = gave_up or raised or self._leaving or self._within_data
+            lease.tell_end(keys, epochs.me, not early)
 
     def _may_call(self) -> int:
         """How many guests may come, where this rank leads the world."""
@@ -271,6 +273,7 @@ class World:
         if (sampler._deck.ahead, sampler._deck.accumulate) != (feed.ahead, accumulate):
             self._bind(feed.ahead, accumulate)
         epoch = sampler.epoch
+        self._within_data = True  # also if the program ends in the body, as by sys.exit()
         try:
             while not sampler._deck.epoch_over(epoch):
                 self._assemble()
@@ -285,6 +288,7 @@ class World:
                         "`with world.step():`"
                     )
                 feed.check()
+            self._within_data = False
         finally:
             self._progress.end()
             self._loops = self._given = False

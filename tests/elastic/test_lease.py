@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import signal
 import time
+from functools import partial
 from pathlib import Path
+
+import pytest
 
 from lab.limits import limit
 from lab.trainee import Log, Plan, run
@@ -83,19 +86,20 @@ def test_one_that_comes_after_the_end_ends_too(tmp_path: Path) -> None:
         some.await_ends(more)  # as many as found a world
 
 
-def fails(plan: Plan, log: Log) -> None:
+def fails(plan: Plan, log: Log, error: type[BaseException]) -> None:
     """Both members raise an error; their programs have not come to their end."""
     if not plan.elsewhere:
 
         def interrupt(*_: object) -> None:
-            raise ValueError("on purpose")
+            raise error("on purpose")
 
         signal.signal(signal.SIGUSR2, interrupt)
     run(plan, log)
 
 
-def test_after_an_error_no_lease_is_waited_for() -> None:
-    with trainees(2, fails, epochs=10**6, pause=0.01) as some:
+@pytest.mark.parametrize("error", [ValueError, SystemExit])
+def test_after_an_error_no_lease_is_waited_for(error: type[BaseException]) -> None:
+    with trainees(2, partial(fails, error=error), epochs=10**6, pause=0.01) as some:
         some.await_events([0, 1], "step", 3)
         for number in (0, 1):
             some.kill(number, signal.SIGUSR2)
