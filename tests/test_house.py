@@ -155,11 +155,9 @@ def test_no_size_of_a_cache_is_believed() -> None:
 
 
 def test_words_that_are_not_used() -> None:
-    wrong = [
-        f"{short(path)}: {word}"
-        for path in CPP
-        for word in re.findall(r"\bgoto\b|(?<!asm )\bvolatile\b", code(path))
-    ]
+    """ThreadSanitizer doesn't know fences: an access of the word itself can always say the same."""
+    unwanted = r"\bgoto\b|(?<!asm )\bvolatile\b|\batomic_thread_fence\b"
+    wrong = [f"{short(path)}: {word}" for path in CPP for word in re.findall(unwanted, code(path))]
     assert not wrong
 
 

@@ -87,8 +87,7 @@ void HostOperation::start(const Asked& asked) {
 // A rank that gives up tells so first, and then its program may write tensors that this rank still
 // reads. All the signals of the plan may have come before.
 void HostOperation::check_reads() {
-  std::atomic_thread_fence(std::memory_order_acquire);  // partner: Transport::mark_failed()
-  if (state_.transport().first_failed()) check(nullptr);
+  if (state_.transport().first_failed(/*have_read=*/true)) check(nullptr);
 }
 
 void HostOperation::announce(const Operation& operation, const Descriptor& descriptor,

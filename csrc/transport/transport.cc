@@ -153,7 +153,6 @@ void Transport::mark_failed(const std::string& reason) {
   if (header.failed.load(std::memory_order_acquire) != 0) return;
   write_failure(header, reason);
   for (ShmPeer& peer : here_) note_failure(peer.segment.header(), rank_);
-  std::atomic_thread_fence(std::memory_order_seq_cst);  // partner: HostOperation::check_reads()
 }
 
 void Transport::tell_failure() {
@@ -225,8 +224,12 @@ uint64_t Transport::times_asked() {
   return times;
 }
 
-std::optional<Rank> Transport::first_failed() {
-  const uint32_t by = own_.header().aborted_by.load(std::memory_order_seq_cst);
+// Adding nothing is a write to the word that note_failure() exchanges, so the two have an order
+// for all that their threads do: if this comes first, so do the reads before it.
+std::optional<Rank> Transport::first_failed(bool have_read) {
+  std::atomic<uint32_t>& word = own_.header().aborted_by;  // partner: note_failure()
+  const uint32_t by = have_read ? word.fetch_add(0, std::memory_order_acq_rel)
+                                : word.load(std::memory_order_seq_cst);
   if (by == 0 || by > static_cast<uint32_t>(size())) return std::nullopt;
   return static_cast<Rank>(by) - 1;
 }

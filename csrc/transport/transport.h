@@ -160,7 +160,9 @@ class Transport {
   // host can know it from mark_failed() on, which comes first and only writes memory.
   void mark_failed(const std::string& reason);
   void tell_failure();
-  std::optional<Rank> first_failed();  // a peer that called mark_failed()
+  // A peer that called mark_failed(). With `have_read`, nobody had when this rank's reads of their
+  // memory were over, or one is named.
+  std::optional<Rank> first_failed(bool have_read = false);
   // Passes on to more ranks what others have told this one, for not all talk with one another.
   void pass_on();
   // Tells who keeps the operation up that `rank` is in, as far as that rank knows; blame() sets it
