@@ -45,6 +45,7 @@ def begin(path: str, plan: Plan, program: Program) -> None:
             plan.store,
             start=plan.start,
             min_size=plan.min_size,
+            unit=plan.unit,
             timeout=timedelta(seconds=plan.joining),
             options=Options(timedelta(seconds=plan.operation)),
         )

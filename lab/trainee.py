@@ -52,6 +52,7 @@ class Plan:
     accumulate: int = 1
     min_size: int = 1
     max_size: int | None = None
+    unit: int = 1
     joining: float = 60.0  # the timeout of join
     dead_after: float = 30.0
     hung_after: float = 120.0

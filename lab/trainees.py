@@ -39,7 +39,10 @@ class Trainees:
         self._read: dict[int, int] = {}
         self._context: Any = multiprocessing.get_context("forkserver")
         self._context.set_forkserver_preload(
-            ["torch.distributed", "torch._dynamo", "pytest", "lab.trainee"]
+            [
+                *("torch.distributed", "torch._dynamo", "pytest", "lab.trainee"),
+                *("torch.distributed.fsdp", "torch.distributed.tensor.parallel"),
+            ]
         )
 
     def start(self, count: int = 1, **changes: Any) -> list[int]:

@@ -44,7 +44,7 @@ RendezvousOptions how_to_meet(const CommunicatorOptions& options, const Geometry
   RendezvousOptions rendezvous;
   rendezvous.rank = options.rank;
   rendezvous.size = options.size;
-  rendezvous.name = options.name;
+  rendezvous.name = options.meeting.empty() ? options.name : options.meeting;
   rendezvous.members = options.global_ranks;
   if (world != nullptr) rendezvous.world = world->state().transport().group_id();
   rendezvous.layout = {options.size, geometry.window_room(), geometry.inbox_bytes,

@@ -73,6 +73,9 @@ void Backend::reconfigure_to(int64_t uuid, const std::vector<std::string>& handl
                    "reconfigure: a handle is given twice: give each rank's once");
     CommunicatorOptions wanted =
         wanted_of(*options_, {static_cast<Rank>(self), static_cast<int>(size)});
+    // The name, and the ranks so far, may not be the same on all that meet here.
+    wanted.meeting = "reconfigure";
+    wanted.global_ranks.clear();
     wanted.timeout = checked_timeout(timeout.value_or(before.timeout()));
     const auto ways = ways_to(handles, wanted.rank);
     uuids_.insert(uuid);

@@ -25,7 +25,7 @@ from ringcomm._runtime.library import load_library
 from ringcomm._runtime.process import say
 
 if TYPE_CHECKING:
-    from ringcomm.elastic.rendezvous import Process
+    from ringcomm.elastic.process import Process
 
 LOOK = timedelta(milliseconds=1)  # at the end of a process, which wakes no thread
 LOOK_AT_GUESTS_SECONDS = 0.02

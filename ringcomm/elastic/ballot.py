@@ -106,17 +106,27 @@ DIFFERENCES = {
 }
 
 
-def compare(ballots: list[Ballot], step: int) -> None:
-    """Raise Diverged unless all ranks are where they should be: at the same place."""
+def compare(ballots: list[Ballot], step: int, places: list[int]) -> None:
+    """Raise Diverged unless all ranks are at the same step, and those of a place equal.
+
+    `places` are those in units, of which each holds other parameters.
+    """
     if ballots.count(ballots[0]) == len(ballots):
         return
     for what, text in DIFFERENCES.items():
         values = [getattr(ballot, what) for ballot in ballots]
-        usual = max(values, key=values.count)
-        odd = tuple(rank for rank, value in enumerate(values) if value != usual)
+        held = places if what == "state" else [0] * len(ballots)
+        odd = tuple(
+            rank for rank, value in enumerate(values) if value != _usual(values, held, rank)
+        )
         if odd:
             ranks = ("rank " if len(odd) == 1 else "ranks ") + ", ".join(map(str, odd))
             raise Diverged(text.format(step, ranks), what, odd)
+
+
+def _usual(values: list[int], places: list[int], rank: int) -> int:
+    there = [value for value, place in zip(values, places, strict=True) if place == places[rank]]
+    return max(there, key=there.count)
 
 
 def hash_of_options(tracked: Tracked) -> int:

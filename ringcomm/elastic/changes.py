@@ -32,11 +32,13 @@ from ringcomm.elastic.ballot import (
     vote,
 )
 from ringcomm.elastic.epochs import Decided, Epochs
-from ringcomm.elastic.errors import Diverged, Evicted, TooFew
+from ringcomm.elastic.errors import Diverged, Evicted, Spare, TooFew
 from ringcomm.elastic.journal import Journal
-from ringcomm.elastic.rendezvous import Process, Rendezvous
+from ringcomm.elastic.process import Process
+from ringcomm.elastic.rendezvous import Rendezvous
 from ringcomm.elastic.state import Tracked
 from ringcomm.elastic.store import within
+from ringcomm.elastic.units import replicas_of
 from ringcomm.elastic.watch import Watch, without
 
 COUNTERS = "ringcomm.world"  # the name of what goes with the user's objects
@@ -129,6 +131,7 @@ class Changes:
     closed: bool = False  # no process can join
     is_over: bool = False  # another world was founded in the place of this one
     given_up: str = ""  # why this rank is in the world no more
+    is_spare: bool = False  # it is not, either, but may be again: see Spare
     shared: bool = False  # the state is equal on all ranks
     fresh: bool = True  # the first vote of an epoch compares all parameters
     on_probation: frozenset[str] = frozenset()  # members that joined, until a vote with them counts
@@ -183,7 +186,7 @@ class Changes:
             return self.failed(error)
         self.voted = False
         try:
-            compare(ballots, self.counters.steps)
+            compare(ballots, self.counters.steps, [p.place for p in self.epochs.members])
         except Diverged as error:
             if odd := self._to_drop(error):
                 return self._drop(odd, error)
@@ -210,7 +213,10 @@ class Changes:
         """
         members = self.epochs.members
         odd = frozenset(members[rank].uuid for rank in error.ranks)
-        few = 2 * len(odd) < len(members) and error.what == "state"
+        places = [members[rank].place for rank in error.ranks]
+        among = [process.place for process in members]
+        few = all(2 * places.count(place) < among.count(place) for place in places)
+        few = few and error.what == "state"
         return odd if few or odd <= self.on_probation else frozenset()
 
     def _drop(self, odd: frozenset[str], error: Diverged) -> bool:
@@ -327,6 +333,9 @@ class Changes:
         except Evicted as error:
             self.given_up = str(error)
             raise
+        except (Spare, TooFew) as error:
+            self._end_here(error)
+            return False
         finally:
             self.meets = False
         self._note(decided)
@@ -346,6 +355,15 @@ class Changes:
         self.deal()
         return counts
 
+    def _end_here(self, error: Spare | TooFew) -> None:
+        """Be in this world no more: as a spare, or because no unit is whole, which is raised."""
+        self.watch.stop()
+        self.epochs.end()
+        if isinstance(error, TooFew):
+            self.given_up = str(error)
+            raise error
+        self.is_spare, self.voted = True, False
+
     def _bar(self, failed: list[Process]) -> None:
         """Let those wait that were lost before they had taken part in a step."""
         for process in failed:
@@ -363,7 +381,7 @@ class Changes:
 
     def let_go(self) -> None:
         """After a vote that counts: go on without those that leave, if any do."""
-        if self.planned & LEAVES:
+        if self.planned & LEAVES and not self.is_spare:
             self.meet()
 
     def admit(self) -> None:
@@ -374,7 +392,7 @@ class Changes:
         The vote tells those that have seen the end of that one, and are here, from those that saw
         it fail, and are not.
         """
-        if not self.planned & ADMITS:
+        if not self.planned & ADMITS or self.is_spare:
             return
         try:
             vote(Ballot(self.epochs.epoch, self.counters.commits), len(self.epochs.all))
@@ -391,7 +409,7 @@ class Changes:
 
     def regroup(self) -> None:
         """Make the group of the present epoch, whatever fails meanwhile, and carry over to it."""
-        while self.stale:
+        while self.stale and not self.is_spare:
             try:
                 began = time.monotonic()
                 self.epochs.meet_guests()
@@ -421,16 +439,24 @@ class Changes:
         """
         if self.tracked is None or self.tracked.sampler is None:
             return
-        sampler, uuids = self.tracked.sampler, [process.uuid for process in self.epochs.members]
-        deck = sampler._deck
-        sampler._bind(self.epochs.me.uuid, uuids, deck.ahead, deck.accumulate)
+        deck = self.tracked.sampler._deck
+        self.bind(deck.ahead, deck.accumulate)
+
+    def bind(self, ahead: int, accumulate: int) -> None:
+        """Bind the sampler to the present members, or to units where their ranks share batches."""
+        assert self.tracked is not None
+        sampler, epochs = self.tracked.sampler, self.epochs
+        names = [sampler.name_of(process) for process in epochs.members]
+        sampler._bind(sampler.name_of(epochs.me), list(dict.fromkeys(names)), ahead, accumulate)
 
     def _carry_over(self) -> None:
         """Have all that holds the old group, or the old members, go on with the new."""
         epochs = self.epochs
         old = {process.uuid for process in self.before}
         joined = [process for process in epochs.members if process.uuid not in old]
+        epochs.connect_units()
         if self.tracked is not None:
+            self.tracked.shards.regroup()
             for wrapper in self.tracked.wrappers:
                 ddp.regroup(wrapper, dist.group.WORLD, rebuild=bool(joined))
         self.fresh = True
@@ -483,9 +509,7 @@ class Changes:
     def _call_in(self) -> None:
         """Tell the guests how to enter, where this world is still the one that the store knows."""
         epochs, keys = self.epochs, self.epochs.home.keys
-        rendezvous = Rendezvous(keys, epochs.me)
-        record, new = rendezvous.record(), epochs.record()
-        if record is None or record.life != new.life or not rendezvous.replace(record, new):
+        if not Rendezvous(keys, epochs.me).bring_up_to_date(epochs.record()):
             raise Evicted(f"{SUCCEEDED}: this rank must not go on")
         text = epochs.admission().to_text()
         for guest in epochs.guests:
@@ -495,8 +519,9 @@ class Changes:
         """Give the state to the guests. When all have it, they become members."""
         assert self.tracked is not None
         epochs, began = self.epochs, time.monotonic()
-        givers = list(range(len(epochs.members)))
-        joiners = list(range(len(givers), len(epochs.all)))
+        mine = replicas_of(epochs.me, epochs.all)
+        givers = [rank for rank in mine if rank < len(epochs.members)]
+        joiners = mine[len(givers) :]
         try:
             state = self.tracked.pack()
         except (TypeError, ValueError) as error:
@@ -515,7 +540,7 @@ class Changes:
         """Take the state as a guest, and become a member. Raises RuntimeError if that fails."""
         assert self.tracked is not None
         epochs = self.epochs
-        givers = list(range(len(epochs.members)))
+        givers = replicas_of(epochs.me, epochs.members)
         self.before, self.since = epochs.members, time.monotonic()
         try:
             transfer.receive(self.tracked.unpack, dist.group.WORLD, givers)
@@ -525,15 +550,19 @@ class Changes:
             self.check_failure(error)
         self.stale = True
         epochs.agree(self.counters.commits, False, "", failed=False)
-        joined = [process.uuid for process in epochs.members if process not in self.before]
+        old = {process.uuid for process in self.before}
+        joined = [process.uuid for process in epochs.members if process.uuid not in old]
         self.counters.seed_generators(joined.index(epochs.me.uuid))
         self.deal()
         self.regroup()
 
     def share_state(self, giver: int = 0) -> None:
-        """Give that rank's state to all others, before anything was trained."""
+        """Give that rank's state to all others, before anything was trained.
+
+        In units each rank gets it from one of its replicas, and `giver` is this rank's.
+        """
         assert self.tracked is not None
-        others = [rank for rank in range(len(self.epochs.members)) if rank != giver]
+        others = [r for r in replicas_of(self.epochs.me, self.epochs.members) if r != giver]
         if self.epochs.rank == giver and others:
             transfer.send(self.tracked.pack(), dist.group.WORLD, [giver], others)
         elif others:

@@ -35,6 +35,7 @@ from typing import Any, NamedTuple, TypeAlias
 import torch
 
 from ringcomm._runtime.process import say
+from ringcomm.elastic.shards import part_of
 from ringcomm.elastic.transfer import PLAIN as PLAIN_TYPES
 
 FORMAT = 1
@@ -125,18 +126,25 @@ class Checkpoints:
         if error:
             raise RuntimeError(error)
 
-    def latest_step(self) -> int:
-        """Return the step of the newest checkpoint, whose files are not read yet; -1: none."""
-        paths = _checkpoints(self._directory)
+    def latest_step(self, most: int | None = None) -> int:
+        """Return the step of the newest checkpoint, whose files are not read yet; -1: none.
+
+        `most` leaves out those of later steps.
+        """
+        paths = self._until(most)
         return _order(paths[0])[0] if paths else -1
 
-    def newest(self) -> Found | None:
-        """Return the newest whole checkpoint; None if there is none at all.
+    def _until(self, most: int | None) -> list[Path]:
+        paths = _checkpoints(self._directory)
+        return [path for path in paths if most is None or _order(path)[0] <= most]
+
+    def newest(self, most: int | None = None) -> Found | None:
+        """Return the newest whole checkpoint, of step `most` at most; None if there is none at all.
 
         Reads and hashes all its bytes. One that is damaged is passed over, with a line that names
         the file. Raises RuntimeError where all are damaged: to begin anew would lose the work.
         """
-        paths = _checkpoints(self._directory)
+        paths = self._until(most)
         for path in paths:
             try:
                 manifest = _check(path, hashes=True)
@@ -226,7 +234,7 @@ def _split(state: dict[str, Any]) -> tuple[dict[str, Keys], dict[str, torch.Tens
     place = torch.empty(0)
 
     def enter(path: Keys, tensor: torch.Tensor) -> torch.Tensor:
-        name = _name(path)
+        name, tensor = _name(path), part_of(tensor)
         known = type(tensor) in (torch.Tensor, torch.nn.Parameter) and not tensor.is_quantized
         if not known or tensor.layout is not torch.strided or tensor.is_meta:
             raise TypeError(f"a checkpoint cannot hold {name}: it is not a whole, dense tensor")

@@ -91,12 +91,6 @@ def refuse(name: str, thing: object) -> None:
                 f"{name!r} is sharded by FullyShardedDataParallel, whose shards die with their "
                 "rank: use DistributedDataParallel"
             )
-    for tensor in (*thing.parameters(), *thing.buffers()):
-        if _is_a(tensor, "torch.distributed.tensor", "DTensor"):
-            raise TypeError(
-                f"{name!r} has DTensors, of fully_shard or tensor parallelism, whose shards die "
-                "with their rank: use DistributedDataParallel"
-            )
     for wrapper in wrappers_in([thing]):
         for what, instead in _obstacles(wrapper):
             raise ValueError(f"{name!r} {what}, which no change of ranks survives: {instead}")

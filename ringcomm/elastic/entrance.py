@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -16,8 +17,10 @@ from ringcomm.elastic import lease
 from ringcomm.elastic.epochs import Epochs, Settings
 from ringcomm.elastic.job import Job
 from ringcomm.elastic.lease import Lapse
-from ringcomm.elastic.rendezvous import Admission, Process, Record, Rendezvous
+from ringcomm.elastic.process import Process
+from ringcomm.elastic.rendezvous import Admission, Record, Rendezvous
 from ringcomm.elastic.store import RunStore
+from ringcomm.elastic.unit_groups import UnitGroups
 
 
 class Entered(NamedTuple):
@@ -38,11 +41,13 @@ class Entrance:
         start: int,
         lapse: Lapse,
         job: Job | None,
+        groups: UnitGroups | None = None,
     ) -> None:
-        """`job` is this process's, unless the run has a name."""
+        """`job` is this process's, unless the run has a name; `groups` are those of units."""
         self._run, self._store, self._settings = run, store, settings
+        self._groups, unit = groups, groups.size if groups else 1
         me = Process.this(load_library().card())
-        self._rendezvous = Rendezvous(store.keys, me, self._go_to, start, lapse, job)
+        self._rendezvous = Rendezvous(store.keys, me, self._go_to, start, lapse, job, unit)
 
     def enter(self, timeout: float) -> Entered | None:
         """Found a world with others; None where one runs, then this process is apart until `ask`.
@@ -55,6 +60,9 @@ class Entrance:
             if record is None:
                 self._rendezvous.check_job()
                 say(f"elastic: a world runs: process {os.getpid()} is admitted at world.track()")
+                if self._groups is not None:
+                    record = self._rendezvous.ask_for_place(deadline - time.monotonic())
+            if record is None:
                 self._stay_apart()
                 return None
             if entered := self._found(record):
@@ -67,6 +75,8 @@ class Entrance:
         Raises TimeoutError after so many seconds.
         """
         answer = self._rendezvous.ask(timeout)
+        if self._groups is not None:
+            self._groups.take_out()
         dist.destroy_process_group()
         entered = self._visit(answer) if isinstance(answer, Admission) else self._found(answer)
         if entered is None:
@@ -89,14 +99,24 @@ class Entrance:
         self._rendezvous.me = replace(self._rendezvous.me, uuid=Process.this("").uuid)
 
     def _stay_apart(self) -> None:
-        """Have a group of one: models can be made, as by DDP, and the world need not wait."""
-        dist.init_process_group("ringcomm", store=dist.HashStore(), rank=0, world_size=1)
+        """Have a group of one: models can be made, as by DDP, and the world need not wait.
 
-    def _epochs(self, life: int) -> Epochs:
-        return Epochs(self._run, self._store, life, self._rendezvous.me, self._settings)
+        With units it is one that takes no calls, of a unit's size: models can be sharded.
+        """
+        if self._groups is None:
+            dist.init_process_group("ringcomm", store=dist.HashStore(), rank=0, world_size=1)
+        else:
+            self._groups.stay_apart(self._rendezvous.me.place)
+
+    def _epochs(self, life: int, processes: Sequence[Process]) -> Epochs:
+        """Make the epochs of this process, which is one of those. Its place in a unit is theirs."""
+        rendezvous, rest = self._rendezvous, (self._settings, self._groups)
+        uuid = rendezvous.me.uuid
+        rendezvous.me = next(process for process in processes if process.uuid == uuid)
+        return Epochs(self._run, self._store, life, rendezvous.me, *rest)
 
     def _visit(self, admission: Admission) -> Entered | None:
-        epochs = self._epochs(admission.life)
+        epochs = self._epochs(admission.life, admission.guests)
         try:
             epochs.enter(admission)
         except dist.DistBackendError as error:
@@ -106,7 +126,7 @@ class Entrance:
         return Entered(epochs, True)
 
     def _found(self, record: Record) -> Entered | None:
-        rendezvous, epochs = self._rendezvous, self._epochs(record.life)
+        rendezvous, epochs = self._rendezvous, self._epochs(record.life, record.members)
         if not rendezvous.assemble(record):
             return None
         try:

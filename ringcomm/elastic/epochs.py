@@ -21,10 +21,13 @@ import torch.distributed as dist
 
 from ringcomm._runtime.backend import backend_of
 from ringcomm._runtime.options import Options
+from ringcomm.elastic import units
 from ringcomm.elastic.agreement import NOTHING, Agreement, Decision, Witness
-from ringcomm.elastic.errors import Evicted
-from ringcomm.elastic.rendezvous import Admission, Process, Record
+from ringcomm.elastic.errors import Evicted, Spare, TooFew
+from ringcomm.elastic.process import Process
+from ringcomm.elastic.rendezvous import Admission, Record
 from ringcomm.elastic.store import RunStore, within
+from ringcomm.elastic.unit_groups import UnitGroups
 
 FOUNDERS_SECONDS = 10.0  # for the first group: all of them were there a moment ago
 GUESTS_SECONDS = 5.0  # for a group with guests: they answered a moment ago
@@ -59,6 +62,7 @@ class Epochs:
     life: int  # the run's: whether a world before this one has ended
     me: Process
     settings: Settings
+    groups: UnitGroups | None = None  # of units, if the world has any
     epoch: int = 0
     members: tuple[Process, ...] = ()
     guests: tuple[Process, ...] = ()
@@ -87,6 +91,8 @@ class Epochs:
         self.members = members
         self._make(FOUNDERS_SECONDS)
         dist.barrier()
+        if self.groups is not None:
+            self.groups.begin(self.me, members)
         self.agreement = Agreement(f"{self.run}/{self.life}", self.backend(), 0)
 
     def enter(self, admission: Admission) -> None:
@@ -116,13 +122,54 @@ class Epochs:
         least = min(seconds, self.settings.timeout)
         self.backend()._set_default_timeout(timedelta(seconds=least))
 
+    def connect_units(self) -> None:
+        """Connect the groups of units, once an epoch, where all ranks are members.
+
+        Raises what `make` raises.
+        """
+        if self.groups is not None:
+            number = self.life << 32 | self.epoch
+            self.groups.connect(number, self.me, self.members, self.settings.patience)
+
     def agree(self, decided: int, voted: bool, extra: str, failed: bool) -> Decided:
         """End the group's operations, and agree on the next epoch, the present one afterwards.
 
-        The group itself stays until the next one is made: the program may ask for its rank.
+        The group itself stays until the next one is made: the program may ask for its rank. Members
+        of broken units leave, and the others agree once more.
 
-        `failed`: an operation has waited for a rank for too long. Raises Evicted.
+        `failed`: an operation has waited for a rank for too long. Raises Evicted, for such members
+        Spare, and TooFew where no unit is whole.
         """
+        answer = self._agree(decided, voted, extra, failed)
+        while True:
+            size = self.groups.size if self.groups else 1
+            stay, spare = units.arrange(self.members, size)
+            if spare:
+                self._leave_broken_unit(stay, spare, size)
+                again = self._agree(answer.step, False, "", failed=False)
+                lost, seconds = answer.lost + again.lost, answer.seconds + again.seconds
+                answer = Decided(again.step, lost, answer.extra, seconds)
+                continue
+            self.members = stay
+            self.me = next(process for process in self.all if process.uuid == self.me.uuid)
+            return answer
+
+    def _leave_broken_unit(
+        self, stay: tuple[Process, ...], spare: tuple[Process, ...], size: int
+    ) -> None:
+        if stay and self.me.uuid not in [process.uuid for process in spare]:
+            return
+        self.agreement.leave()
+        self._destroy()
+        if stay:
+            raise Spare
+        places = sorted({process.place for process in spare})
+        raise TooFew(
+            f"no unit of {size} ranks is whole: the ranks that are left hold only the shards of "
+            f"{', '.join(map(str, places))}; start them again, they go on from the checkpoint"
+        )
+
+    def _agree(self, decided: int, voted: bool, extra: str, failed: bool) -> Decided:
         self._abort()
         patience = 2 * self.settings.patience if failed else self.settings.timeout
         began = time.monotonic()
@@ -169,6 +216,8 @@ class Epochs:
         self._for_all_groups("_close")
 
     def _destroy(self) -> None:
+        if self.groups is not None:
+            self.groups.take_out()
         if dist.is_initialized():
             dist.destroy_process_group()
 
@@ -210,7 +259,8 @@ class Epochs:
 
     def record(self) -> Record:
         """Return this world as the store is to know it."""
-        return Record(self.life, self.epoch, True, self.all)
+        unit = self.groups.size if self.groups else 1
+        return Record(self.life, self.epoch, True, self.all, unit=unit)
 
     def admission(self) -> Admission:
         """Return all that the guests of the present epoch need to know."""

@@ -32,6 +32,10 @@ class Redo(BaseException):
     """Unwinds a step that is computed again; no handler of the user's is to catch it."""
 
 
+class Spare(Exception):  # noqa: N818 - a state, by its name
+    """The unit of this rank is broken: it waits as a guest until others complete one with it."""
+
+
 class Over(SystemExit):
     """The world of this run has come to its end, and too few processes are here for another."""
 

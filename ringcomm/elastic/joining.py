@@ -17,12 +17,14 @@ import torch
 
 from ringcomm._runtime.options import Options, configure
 from ringcomm._runtime.process import say
+from ringcomm.elastic import units
 from ringcomm.elastic.entrance import Entrance
 from ringcomm.elastic.epochs import Settings
 from ringcomm.elastic.hang import Progress
 from ringcomm.elastic.job import Job
 from ringcomm.elastic.lease import Lapse
 from ringcomm.elastic.store import open_store
+from ringcomm.elastic.unit_groups import UnitGroups
 from ringcomm.elastic.world import World
 from ringcomm.options import checked_timeout
 
@@ -41,6 +43,7 @@ def join(
     min_size: int = 1,
     start: int | None = None,
     max_size: int | None = None,
+    unit: int = 1,
     dead_after: timedelta | None = None,
     hung_after: timedelta | None = timedelta(seconds=30),
     lease: timedelta | None = timedelta(minutes=5),
@@ -55,6 +58,10 @@ def join(
     store may be. The first `start` processes found the world (default: the larger of
     WORLD_SIZE and `min_size`). One that comes later has a group of its own until `World.track`
     admits it.
+
+    With `unit` S, S ranks hold a copy of a sharded model together: shard it over `World.mesh`. A
+    unit that loses a rank goes out of the world until it is whole again, and sizes are multiples
+    of S, 8 at most.
 
     Below `min_size` ranks the world waits for others, and ends after `timeout`. At `max_size` it
     admits nobody. A host that is silent for `dead_after` is suspected to be dead (default: the
@@ -74,6 +81,7 @@ def join(
     another script's world runs there.
     """
     wanted = _founders(min_size, start, max_size)
+    units.check(unit, min_size, wanted, max_size)
     progress, lapse = Progress.of(hung_after), Lapse.of(lease)
     settings, timeout = _settings(options, dead_after, witness), checked_timeout(timeout)
     if said := advice():
@@ -82,8 +90,11 @@ def join(
     configure(settings.options, run=f"elastic/{run}/")
     keys = open_store(run, store)
     seconds = timeout.total_seconds()
-    entrance = Entrance(run, keys, settings, wanted, lapse, Job.this() if run == UNNAMED else None)
-    world = World(keys, entrance, (min_size, max_size), seconds, own_device(), progress)
+    device = own_device()
+    groups = UnitGroups(unit, settings.options, device.type) if unit > 1 else None
+    job = Job.this() if run == UNNAMED else None
+    entrance = Entrance(run, keys, settings, wanted, lapse, job, groups)
+    world = World(keys, entrance, (min_size, max_size), seconds, device, progress, groups)
     if entered := entrance.enter(seconds):
         world._begin(entered)
     return world

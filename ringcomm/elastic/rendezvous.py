@@ -12,24 +12,20 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
-import socket
 import time
-import uuid
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
 
-from ringcomm._flight import processes
 from ringcomm._runtime.process import say
-from ringcomm.elastic import lease
+from ringcomm.elastic import lease, units
 from ringcomm.elastic.errors import Over
 from ringcomm.elastic.job import Job
 from ringcomm.elastic.lease import Lapse
+from ringcomm.elastic.process import Process
 
 LOOK_SECONDS = 0.005  # between looks at the store of one that waits
 ANSWER_SECONDS = 0.03  # for an answer to a call, or for the next one
@@ -45,54 +41,6 @@ BELL_WAITS = timedelta(days=20)  # torch has it as milliseconds in 31 bits
 
 
 @dataclass(frozen=True)
-class Process:
-    """One process: a member of a world, or one that wants to be."""
-
-    uuid: str
-    host: str
-    pid: int
-    boot: str = ""  # the start of the host's kernel
-    machine: str = ""  # the host's own name of itself
-    space: str = ""  # the namespace of process ids
-    started: str = ""  # in the kernel's ticks
-    card: str = ""  # by which the engine knows it
-    rank: int = -1  # that its launcher gave it
-
-    @classmethod
-    def this(cls, card: str) -> Process:
-        """Describe this process, under a name that no process had before."""
-        rank, known = os.environ.get("RANK", ""), processes.this_process()
-        return cls(
-            uuid.uuid4().hex,
-            socket.gethostname(),
-            known.pid,
-            known.boot,
-            _machine(),
-            known.numbers,
-            known.started,
-            card,
-            int(rank) if rank.isdigit() else -1,
-        )
-
-    def is_dead(self) -> bool:
-        """Tell whether it is certain, from here, that the process has ended."""
-        if socket.gethostname() != self.host or not self.boot:
-            return False
-        if processes.here()[0] != self.boot:  # another host of that name, or this one, started anew
-            return bool(self.machine) and _machine() == self.machine
-        known = processes.Process(self.pid, self.boot, self.space, self.started)
-        return processes.life_of(known) is processes.Life.GONE
-
-
-def _machine() -> str:
-    """Return the host's own name of itself, which a restart does not change; "": it has none."""
-    try:
-        return Path("/etc/machine-id").read_text().strip()
-    except OSError:
-        return ""
-
-
-@dataclass(frozen=True)
 class Record:
     """The store's record of a world. Members that died since may still be in it."""
 
@@ -101,6 +49,7 @@ class Record:
     confirmed: bool = False  # its first members have met
     members: tuple[Process, ...] = ()
     store: str = ""  # where the world's store is now; "": it is this one
+    unit: int = 1  # how many ranks hold a copy of the model together
 
     def to_text(self) -> str:
         return json.dumps(asdict(self))
@@ -150,6 +99,7 @@ class Rendezvous:
     start: int = 1  # processes that found a world
     lapse: Lapse = field(default_factory=lambda: Lapse(None))
     job: Job | None = None  # where no name tells one from another
+    unit: int = 1  # how many ranks hold a copy of the model together
     last_call: str = ""
     known: Record | None = None
     heard: float = field(default_factory=time.monotonic)  # the last call, or news of the world
@@ -168,6 +118,13 @@ class Rendezvous:
         now = self.store.compare_set("world", old.to_text() if old else "", text)
         return bool(now.decode() == text)
 
+    def bring_up_to_date(self, new: Record) -> bool:
+        """Write a world's present record over an older one; False if its life is over."""
+        while (record := self.record()) is not None and record.life == new.life:
+            if record.epoch >= new.epoch or self.replace(record, new):
+                return True
+        return False
+
     # ---- those that wait
 
     def enter(self, timeout: float) -> Record | None:
@@ -183,18 +140,32 @@ class Rendezvous:
 
         Raises TimeoutError.
         """
+        self.me = replace(self.me, ready=True)
+        return self._ask(timeout, "welcome", Admission.from_text)
+
+    def ask_for_place(self, timeout: float) -> Record | None:
+        """Wait for a place in a unit, of which the model will hold a shard.
+
+        Returns None, and `me` has it, or the record of a world to be made. Raises TimeoutError.
+        """
+        self.me = replace(self.me, place=-1, ready=False)
+        answer = self._ask(timeout, "place", int)
+        if isinstance(answer, Record):
+            return answer
+        self.me = replace(self.me, place=answer)
+        return None
+
+    def _ask(self, timeout: float, what: str, read: Callable[[str], Any]) -> Any:
         asked = [0.0]
 
-        def welcome() -> Admission | None:
+        def answer() -> Any:
             if time.monotonic() - asked[0] > ASK_SECONDS:
                 ask(self.store)
                 asked[0] = time.monotonic()
-            key = f"welcome/{self.me.uuid}"
-            if not self.store.check([key]):
-                return None
-            return Admission.from_text(self.store.get(key).decode())
+            key = f"{what}/{self.me.uuid}"
+            return read(self.store.get(key).decode()) if self.store.check([key]) else None
 
-        return self._wait(timeout, welcome, kinds=("found", "join"))
+        return self._wait(timeout, answer, kinds=("found", "join"))
 
     def _runs(self) -> str | None:
         record = self.known
@@ -209,8 +180,10 @@ class Rendezvous:
                 self.store = self.moved(self.known.store)
                 continue
             if self.known and not self.known.confirmed and self.known.place_of(self.me) is not None:
+                self._check_unit()
                 return self.known
-            if result := ready():
+            self._check_unit()
+            if (result := ready()) is not None:
                 return None if result == "runs" else result
             self._answer(kinds)
             self._look_at_the_lease()
@@ -225,6 +198,16 @@ class Rendezvous:
                 told = now
                 say(f"elastic: {self._late(now - began)}")
             time.sleep(LOOK_SECONDS)
+
+    def _check_unit(self) -> None:
+        record = self.known
+        if record is None or not record.members or record.unit == self.unit:
+            return
+        if not self._are_dead(record):
+            raise ValueError(
+                f"unit={record.unit} at the ranks of this world and {self.unit} here: give every "
+                "rank's elastic.join the same"
+            )
 
     def _look_at_the_lease(self) -> None:
         record = self.known
@@ -294,7 +277,8 @@ class Rendezvous:
         if len(came) < self.start:
             return
         life = self.known.life + 1 if self.known else 0
-        founded = Record(life=life, members=tuple(in_order(came)[: self.start]))
+        members = units.found(in_order(came)[: self.start], self.unit)
+        founded = Record(life=life, members=members, unit=self.unit)
         if not self.replace(self.known, founded):
             return
         if self.job is not None:

@@ -47,13 +47,16 @@ class Sampler(torch.utils.data.Sampler[list[int]]):
         seed: int = 0,
         shuffle: bool = True,
         total_batch: int | None = None,
+        per_unit: bool = False,
     ) -> None:
         """Make a sampler of the indices from 0 to `length` − 1, `batch_size` of them a batch.
 
         `seed` gives each epoch its own permutation; without `shuffle` the indices keep their order.
         `total_batch` is how many samples a step takes over all members, whatever their number; it
-        is a multiple of `batch_size`. Raises ValueError for counts that cannot be.
+        is a multiple of `batch_size`. With `per_unit` the ranks of a unit get the same batches, as
+        tensor parallelism needs. Raises ValueError for counts that cannot be.
         """
+        self._per_unit = per_unit
         self._deck = Deck(length, batch_size, seed, shuffle, total_batch)
         self._uuid: str | None = None
         self._used = 0  # how many batches of this member's queue were in decided steps
@@ -103,6 +106,10 @@ class Sampler(torch.utils.data.Sampler[list[int]]):
             )
         self._deck = deck
         self._forget()
+
+    def name_of(self, process: Any) -> str:
+        """Return the name under which batches are dealt to a member: its own, or its unit's."""
+        return str(process.unit if self._per_unit and process.unit else process.uuid)
 
     def _bind(self, uuid: str, members: list[str], ahead: int, accumulate: int) -> None:
         """Make this the sampler of member `uuid` of a world of `members`, which are in rank order.
@@ -256,6 +263,12 @@ class Feed:
         self._versions = [(leaf, leaf._version) for leaf in tensors if not leaf.is_inference()]
         several = self._accumulate > 1 or sampler._deck.total_batch is not None
         return given if several else given[0]
+
+    def begin_anew(self) -> None:
+        """Drop what the loader has given: the sampler has another state."""
+        self._iterator = None
+        self._drawn.clear()
+        self._versions = []
 
     def check(self) -> None:
         """Raise RuntimeError if the program has changed a batch that may be needed once more."""

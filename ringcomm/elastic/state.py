@@ -7,14 +7,18 @@ import operator
 import random
 import sys
 from contextlib import nullcontext
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import nn
 
 from ringcomm.elastic import ddp, transfer
 from ringcomm.elastic.averages import Averages
+from ringcomm.elastic.shards import Shards, part_of
 from ringcomm.elastic.transfer import Packed
+
+if TYPE_CHECKING:
+    from ringcomm.elastic.unit_groups import UnitGroups
 
 
 class Stateful(Protocol):
@@ -37,8 +41,8 @@ class Tracked:
     that step: `begin_again` puts back what schedulers did there.
     """
 
-    def __init__(self, **objects: Stateful) -> None:
-        """Sort the objects out by kind.
+    def __init__(self, groups: UnitGroups | None = None, /, **objects: Stateful) -> None:
+        """Sort the objects out by kind. `groups` are those of the units that shard models.
 
         Raises TypeError for an object without state, and for one whose shards die with their rank;
         ValueError for what no change of ranks survives, or cannot be sent to joiners.
@@ -71,6 +75,9 @@ class Tracked:
         self._by_hand = _Copies()  # parameters that the program changes, and no optimizer
         self._random = _Random([o for o in things if isinstance(o, Generator)])
         self.averages = Averages(things)
+        self.shards = Shards(
+            {name: o for name, o in self.objects.items() if isinstance(o, nn.Module)}, groups
+        )
         self._begins_again = False
         self._undo: dict[int, _Undo] = {}
         self._marked: list[Any] = []
@@ -124,6 +131,7 @@ class Tracked:
         if not self._marked:
             raise RuntimeError("restore() without mark(): no step has begun")
         without, _, scalers, options = self._marked
+        self.shards.reset()
         self._random.restore()
         self._buffers.restore()
         if not self.optimizers:
@@ -132,7 +140,7 @@ class Tracked:
             if was_none:
                 parameter.grad = None
             elif parameter.grad is not None:
-                parameter.grad.detach().zero_()
+                part_of(parameter.grad).detach().zero_()
         self._put_schedulers_back()
         for scaler, state in zip(self.scalers, scalers, strict=True):
             scaler._scale, scaler._growth_tracker = _copied(state)
@@ -184,7 +192,7 @@ class Tracked:
             tensors += [buffer for module in self.modules for buffer in module.buffers()]
         result = 0
         for tensor in tensors:
-            result = transfer.fold(result, transfer._hash(transfer.memory_of(tensor)))
+            result = transfer.fold(result, transfer._hash(transfer.memory_of(part_of(tensor))))
         return result
 
     def pack(self) -> Packed:
@@ -261,7 +269,7 @@ def _is_scheduler(thing: object) -> bool:
 def _copied(value: Any) -> Any:
     """A copy that no later change reaches: of dicts, lists, tuples and tensors."""
     if isinstance(value, torch.Tensor):
-        return value.detach().clone()
+        return part_of(value).detach().clone()
     if type(value) is dict:
         return {key: _copied(item) for key, item in value.items()}
     if type(value) in (list, tuple):
@@ -276,12 +284,16 @@ class _Copies:
         self._tensors: list[Any] = []
         self._live: list[Any] = []
         self._kept: list[Any] = []
+        self._sharded = False
 
     def take(self, tensors: list[Any]) -> None:
         same = len(tensors) == len(self._tensors)
-        if not same or not all(map(operator.is_, tensors, self._tensors)):
+        if not same or not all(map(operator.is_, tensors, self._tensors)) or self._sharded:
             old = iter(self._kept)
             self._tensors = tensors
+            parts = list(map(part_of, tensors))  # FSDP may move them to other memory
+            self._sharded = any(map(operator.is_not, parts, tensors))
+            tensors = parts
             # One whose elements share memory, as an expanded one, cannot be written to at all.
             self._live = [t for t in tensors if 0 not in t.stride() or t.is_contiguous()]
             self._kept = [_fitting(tensor, next(old, None)) for tensor in self._live]

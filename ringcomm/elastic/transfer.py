@@ -23,6 +23,7 @@ from torch import nn
 
 from ringcomm._runtime.library import load_library
 from ringcomm.elastic import ddp
+from ringcomm.elastic.shards import is_sharded, like, part_of
 
 PIECE_BYTES = 4 << 20  # per message
 SMALL_BYTES = 64 << 10  # tensors below it share messages
@@ -115,6 +116,7 @@ def empty_for(leaf: Leaf) -> Any:
 def flatten(value: Any, tensors: list[tuple[Any, bool]], own: bool) -> Any:
     """Add the tensors in dicts, lists and tuples to `tensors`; the result has their numbers."""
     if isinstance(value, torch.Tensor):
+        value = part_of(value)
         if value.layout is not torch.strided:
             raise ValueError(f"it has a tensor of layout {value.layout}")
         tensors.append((value, own))
@@ -348,11 +350,31 @@ def _as_tensor(data: bytes) -> Any:
 def flat_state(thing: Any, tensors: list[tuple[Any, bool]]) -> Any:
     """Return an object's state without its tensors, which are added to `tensors`."""
     module = ddp.unwrapped(thing)
+    if isinstance(thing, torch.optim.Optimizer):
+        _check_parts(thing)
+        return flatten(thing.state_dict(), tensors, own=False)
     if not isinstance(module, nn.Module):
-        return flatten(thing.state_dict(), tensors, not isinstance(thing, torch.optim.Optimizer))
+        return flatten(thing.state_dict(), tensors, own=True)
     shared = {name for name, _ in module.named_parameters(remove_duplicate=False)}
     state = module.state_dict()
     return {key: flatten(value, tensors, key not in shared) for key, value in state.items()}
+
+
+def _check_parts(optimizer: Any) -> None:
+    """Raise ValueError for state of which a joiner couldn't tell whether it is a DTensor.
+
+    It takes that for one which has the shape of a DTensor parameter's part.
+    """
+    for parameter, state in optimizer.state.items():
+        for key, value in state.items() if is_sharded(parameter) else ():
+            if isinstance(value, torch.Tensor) and is_sharded(value) != _is_part(value, parameter):
+                raise ValueError(f"{key!r} is laid out in another way than its parameter")
+
+
+def _is_part(value: Any, parameter: Any) -> bool:
+    if not is_sharded(parameter) or not isinstance(value, torch.Tensor) or not value.dim():
+        return False
+    return bool(part_of(value).shape == part_of(parameter).shape)
 
 
 def shapes_of(thing: Any) -> dict[str, list[int]]:
@@ -378,7 +400,7 @@ def difference(
     module = ddp.unwrapped(thing)
     if not isinstance(module, nn.Module):
         return ""
-    mine = module.state_dict()
+    mine = {key: part_of(value) for key, value in module.state_dict().items()}
     for key in {**mine, **state}:
         if key not in mine or key not in state:
             return f"{key!r} is only {'here' if key in mine else 'at the members'}"
@@ -412,12 +434,16 @@ def load(thing: Any, state: Any) -> None:
         thing.load_state_dict(state)
     else:
         mine = module.state_dict()
-        if not all(_is_same(value, mine[key]) for key, value in state.items()):
-            module.load_state_dict(state)
+        if not all(_is_same(value, part_of(mine[key])) for key, value in state.items()):
+            module.load_state_dict(
+                {k: like(v, mine[k]) if is_sharded(mine[k]) else v for k, v in state.items()}
+            )
     if isinstance(thing, torch.optim.Optimizer):
         # load_state_dict gives state the type of the parameter: here it stays what it was.
         parameters = [p for group in thing.param_groups for p in group["params"]]
         for index, values in state["state"].items():
             for key, value in values.items() if isinstance(index, int) else ():
                 if isinstance(value, torch.Tensor):
-                    thing.state[parameters[index]][key] = value
+                    mine, parameter = thing.state[parameters[index]], parameters[index]
+                    value = value.to(mine[key].device)  # those of a checkpoint are on the CPU
+                    mine[key] = like(value, parameter) if _is_part(value, parameter) else value

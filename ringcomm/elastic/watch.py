@@ -10,14 +10,16 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch.distributed as dist
 
 from ringcomm._runtime.process import say
+from ringcomm.elastic import units
+from ringcomm.elastic.process import Process
 from ringcomm.elastic.rendezvous import (
     JOIN_SECONDS,
-    Process,
     Record,
     Rendezvous,
     answers,
@@ -34,6 +36,7 @@ SEEK_SECONDS = 0.1  # between looks for another store
 LONGEST_SECONDS = 1.0  # for an answer to a call
 SERVE_SECONDS = 2.0  # without a store: then this rank serves one
 MOST = 8  # guests at once: their names go into the slip of the one that leads
+MOST_ANSWERS = 64  # to a call, where only whole units can come
 BAR_SECONDS, BAR_GROWS, BAR_LONGEST = 2.0, 4, 600.0  # after a failed entrance, and after the next
 
 
@@ -103,8 +106,11 @@ class Watch:
         leads: Callable[[], Record | None],
         looks: Callable[[], None] = lambda: None,
         ends: Callable[[], None] = lambda: None,
+        unit: int = 1,
     ) -> None:
         """Begin to look; `looks` is called each second, on each rank, and `ends` at the end.
+
+        Guests come in whole units of so many.
 
         `leads` returns what the store should know of the world, or None unless this rank leads one
         that works: then it looks. `calls` returns how many guests may come.
@@ -114,6 +120,8 @@ class Watch:
         self._lock = threading.Lock()
         self._guests: list[Process] = []
         self.bars = Bars()
+        self._unit = unit
+        self._placed: dict[str, Process] = {}  # those that have a place in a unit, and no model yet
         self._window = JOIN_SECONDS  # for an answer to the next call
         self._bell: Bell | None = None
         self._checked = 0.0
@@ -187,6 +195,9 @@ class Watch:
         elif not due:
             return
         self._checked = time.monotonic()
+        if due and (record := self._leads()) is not None:  # those that wait ask it who is alive
+            now = record
+            within(lambda: Rendezvous(keys, now.members[0]).bring_up_to_date(now))
         if keys is self._store.ready:  # else it answers when it was given up
             self._lost_since = None
         if bell is None or new or failed:
@@ -204,15 +215,40 @@ class Watch:
     def _call(self, keys: Any, most: int) -> None:
         """Call those that ask; keep those that answer."""
         keys.delete_key("asks")
-        came = answers(keys, call(keys, "join"), most, self._window)
+        enough = most if self._unit == 1 else MOST_ANSWERS
+        came = answers(keys, call(keys, "join"), enough, self._window)
         # One that is slow, as on a busy machine, is given more time by each call.
         self._window = JOIN_SECONDS if came else min(2 * self._window, LONGEST_SECONDS)
         # Meanwhile they may have been admitted: one answers each call until it has its welcome.
         if (record := self._leads()) is None or keys is not self._store.ready:
             return
         free = [process for process in came if not self.bars.barred(process)]
+        free = without(free, record.members)
+        if self._unit > 1:
+            self._place(keys, free)
         with self._lock:
-            self._guests = without(free, record.members)[:MOST]
+            self._guests = units.complete(free, self._unit, most)
+
+    def _place(self, keys: Any, came: list[Process]) -> None:
+        """Give newcomers places in units, so that with the others that wait they complete some."""
+        for process in came:
+            if process.place >= 0:
+                self._placed.pop(process.uuid, None)
+        here = [process for process in came if process.place >= 0]
+        for process in came:
+            if process.place < 0 and process.uuid not in self._placed:
+                others = [*here, *self._still_there(process)]
+                place = units.place_for(others, self._unit)
+                self._placed[process.uuid] = replace(process, place=place)
+                keys.set(f"place/{process.uuid}", str(place))
+
+    def _still_there(self, new: Process) -> list[Process]:
+        """Return those that still make their models: neither dead nor started anew since."""
+        for uuid, process in list(self._placed.items()):
+            same = process.rank >= 0 and (process.host, process.rank) == (new.host, new.rank)
+            if same or process.is_dead():
+                del self._placed[uuid]
+        return list(self._placed.values())
 
     def _end_bell(self) -> None:
         """Have the thread of the bell end before Python does, if the store answers.

@@ -15,8 +15,9 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
 from datetime import timedelta
+from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -26,19 +27,23 @@ from torch.optim.optimizer import (
 )
 
 from ringcomm._runtime.process import say
-from ringcomm.elastic import ballot, ddp, lease, notices
+from ringcomm.elastic import ballot, ddp, lease, notices, transfer, units
 from ringcomm.elastic.ballot import LEAVES
 from ringcomm.elastic.changes import COUNTERS, Change, Changes, Member, member
 from ringcomm.elastic.checkpoint import Checkpoints, Found
 from ringcomm.elastic.entrance import Entered, Entrance
 from ringcomm.elastic.epochs import Epochs
-from ringcomm.elastic.errors import Evicted, Left, Redo, TooFew
+from ringcomm.elastic.errors import Evicted, Left, Redo, Spare, TooFew
 from ringcomm.elastic.hang import Hang, Progress
 from ringcomm.elastic.rendezvous import Record
 from ringcomm.elastic.sampler import Feed
 from ringcomm.elastic.state import Stateful, Tracked
 from ringcomm.elastic.store import RunStore, within
+from ringcomm.elastic.unit_groups import UnitGroups
 from ringcomm.elastic.watch import MOST, Watch
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
 
 T = TypeVar("T")
 MOST_RANKS = 200  # in a group
@@ -56,7 +61,9 @@ class World:
         timeout: float,
         device: torch.device,
         progress: Progress,
+        groups: UnitGroups | None = None,
     ) -> None:
+        self._groups = groups  # of units, if there are any
         self._store, self._entrance, self._timeout = store, entrance, timeout
         self._progress = progress
         self._sizes = sizes  # the least, the most
@@ -73,6 +80,7 @@ class World:
         self._leaving = self._founder = self._training = False
         self._failed = False  # an error has ended a step
         self._within_data = False  # a loop over `batches` did not come to its end
+        self._missed = 0  # epochs of data that went by while this rank waited
         self.device = device
 
     # ---- what it is now
@@ -107,6 +115,20 @@ class World:
         )
 
     @property
+    def mesh(self) -> DeviceMesh:
+        """The device mesh of a world with units: units by the ranks of each.
+
+        Its dimensions are "replicate" and "shard". It is the same object for good: shard over
+        `mesh["shard"]`, then gradients are averaged over units after each backward pass, or
+        over both, as HSDP does, where FSDP averages them meanwhile. Its sizes are those of the
+        time when it was made. Raises RuntimeError without units.
+        """
+        if self._groups is None:
+            raise RuntimeError("this world has no units: tell elastic.join(unit=...) their size")
+        mesh: DeviceMesh = self._groups.mesh
+        return mesh
+
+    @property
     def weight(self) -> float:
         """The factor for each batch's mean loss where a step takes several batches.
 
@@ -114,7 +136,8 @@ class World:
         of the step, however many each rank has.
         """
         sampler = self._tracked.sampler if self._tracked else None
-        return self.size / sum(sampler._deck.shares()) if sampler is not None else 1.0
+        shares = sampler._deck.shares() if sampler is not None else [1]
+        return len(shares) / sum(shares)
 
     def stats(self) -> dict[str, float]:
         """Return figures of the changes so far; times in ms, of the last change."""
@@ -130,6 +153,7 @@ class World:
             self._record,
             lambda: self._look(hang),
             lambda: self._tell_end(entered.epochs),
+            self._groups.size if self._groups else 1,
         )
         self._changes = Changes(entered.epochs, watch)
         self._changes.on_change = self._callbacks
@@ -138,6 +162,8 @@ class World:
         if self._tracked is not None:
             self._changes.tracked = self._tracked
             self._tracked.objects[COUNTERS] = self._changes.counters
+        if self._saving is not None:
+            self._saving.changes = self._changes
 
     def _record(self) -> Record | None:
         """Return the record for the store; None unless this rank leads a world that trains."""
@@ -160,7 +186,7 @@ class World:
         """Say that this process is in its world no more. It may be ending: without a thread."""
         changes, keys = self._changes, self._store.ready
         if keys is not None:
-            gave_up = changes is None or bool(changes.given_up)
+            gave_up = changes is None or bool(changes.given_up) or changes.is_spare
             raised = self._failed or getattr(sys, "last_value", None) is not None
             early = gave_up or raised or self._leaving or self._within_data
             lease.tell_end(keys, epochs.me, not early)
@@ -201,7 +227,7 @@ class World:
         """
         if self._tracked is not None:
             raise RuntimeError("world.track was called before: call it once, with everything")
-        tracked = Tracked(**state)
+        tracked = Tracked(self._groups, **state)
         register_optimizer_step_pre_hook(self._before_optimizer)
         register_optimizer_step_post_hook(self._after_optimizer)
         self._tracked = tracked
@@ -221,6 +247,7 @@ class World:
         changes = self._at
         if not entered.is_guest:
             assert changes.tracked is not None
+            changes.tracked.shards.regroup()
             for wrapper in changes.tracked.wrappers:
                 ddp.regroup(wrapper, dist.group.WORLD, rebuild=True)
             return
@@ -229,29 +256,50 @@ class World:
         except BaseException as error:
             changes.watch.stop()
             changes.epochs.end()
-            if not isinstance(error, Evicted):
+            if not isinstance(error, Evicted | Spare):
                 raise
             say(f"elastic: process {os.getpid()} was not admitted, and asks again: {error}")
-            self._changes = None
-            self._entrance.refused()
+            self._ask_again()
+        if changes.is_spare:
+            self._ask_again()
+
+    def _ask_again(self) -> None:
+        self._changes = None
+        self._entrance.refused()
 
     def _agree_on_state(self) -> None:
         self._at.counters.seed = torch.initial_seed() & (1 << 62) - 1
         assert self._tracked is not None
+        self.attempt(self._at.epochs.connect_units)
+        self._tracked.shards.regroup()
         mine = self._tracked.signature()
         ballot.require_same(mine, self.attempt(lambda: ballot.tell(mine)))
         if self._tracked.sampler is not None:
             self._bind(1, 1)
-        self.attempt(self._at.share_state)
+        self.attempt(lambda: self._at.share_state(self._first_replica()))
         self._at.shared = True
+
+    def _first_replica(self) -> int:
+        epochs = self._at.epochs
+        return units.replicas_of(epochs.me, epochs.members)[0]
+
+    def _wait_if_spare(self) -> None:
+        """Come in again where this rank's unit was broken, with the state of the others."""
+        if self._changes is None or not self._changes.is_spare:
+            return
+        say(f"elastic: process {os.getpid()} waits until its unit is whole again")
+        before = self._tracked.sampler.epoch if self._tracked and self._tracked.sampler else 0
+        self._ask_again()
+        while self._changes is None:
+            self._ask()
+        if self._feed is not None and self._tracked is not None:
+            self._feed.begin_anew()
+            self._missed += self._tracked.sampler.epoch - before
 
     # ---- the data
 
     def _bind(self, ahead: int, accumulate: int) -> None:
-        assert self._tracked is not None
-        epochs = self._at.epochs
-        uuids = [process.uuid for process in epochs.members]
-        self._tracked.sampler._bind(epochs.me.uuid, uuids, ahead, accumulate)
+        self._at.bind(ahead, accumulate)
 
     def batches(self, loader: Iterable[T], *, accumulate: int = 1) -> Iterator[Any]:
         """Yield this rank's batches of the present epoch of data; one that was aborted, again.
@@ -272,6 +320,9 @@ class World:
             feed = self._feed = new
         if (sampler._deck.ahead, sampler._deck.accumulate) != (feed.ahead, accumulate):
             self._bind(feed.ahead, accumulate)
+        if self._missed > 0:  # the loop of the program over epochs is behind
+            self._missed -= 1
+            return
         epoch = sampler.epoch
         self._within_data = True  # also if the program ends in the body, as by sys.exit()
         try:
@@ -381,8 +432,8 @@ class World:
         may run several times, each time on all ranks.
         """
         self._check_outside("world.attempt()")
-        changes = self._at
         while True:
+            changes = self._at
             if self._tracked is not None:
                 self._tracked.mark()
             self._attempts, counts = True, False
@@ -393,24 +444,32 @@ class World:
                 changes.failed(error)
             finally:
                 self._attempts = False
+            if changes.is_spare:  # the others go on, and don't come back to this place
+                changes.given_up = (
+                    "this rank's unit was broken outside of a step, so it must not go on: start it "
+                    "anew to join"
+                )
+                raise Evicted(changes.given_up)
+            if not counts and self._tracked is not None:
+                self._tracked.restore()
             self._after()
             if counts:
                 return result
-            if self._tracked is not None:
-                self._tracked.restore()
 
     def _after(self) -> None:
         """Carry out the change that a vote or a failure led to."""
         self._at.let_go()
         self._at.regroup()
+        self._wait_if_spare()
 
     def _assemble(self) -> None:
         """Between two steps: take guests in, and wait for others while there are too few."""
-        least, changes = self._sizes[0], self._at
         if self._tracked is not None:
             self._tracked.begin_again()  # before guests get it
-        changes.admit()
-        changes.regroup()
+        self._at.admit()
+        self._at.regroup()
+        self._wait_if_spare()
+        least, changes = self._sizes[0], self._at
         if len(changes.epochs.members) >= least:
             return
         few = f"only {self.size} of at least {least} ranks are left"
@@ -429,6 +488,8 @@ class World:
             changes.let_go()
             changes.admit()
             changes.regroup()
+            self._wait_if_spare()
+            changes = self._at
 
     # ---- changes, checkpoints and the end
 
@@ -446,10 +507,15 @@ class World:
 
         Rank 0 writes, in a thread; the `keep` newest stay. A world that was founded just now first
         loads the newest whole one that any of its ranks finds in its `directory`, which may be on
-        its own disk. Raises what `Checkpoints` raises.
+        its own disk. With units, each rank of one writes its shard, into a folder of its own, and
+        `every` is a number of steps. Raises what `Checkpoints` raises.
         """
         if self._tracked is None:
             raise RuntimeError("call world.track(...) before world.checkpoint")
+        if self._groups is not None:
+            if isinstance(every, timedelta):
+                raise ValueError(f"every={every}: give steps, so that all shards are of one step")
+            directory = Path(directory) / f"shard-{self._groups.place}-of-{self._groups.size}"
         checkpoints = Checkpoints(
             directory, every=every, keep=keep, log=lambda text: say(f"elastic: {text}")
         )
@@ -602,7 +668,7 @@ class Step(AbstractContextManager["Step"]):
             self._finish()
         if error is not None and not ends:
             return False
-        if self._counts:
+        if self._counts and not changes.is_spare:
             if world._saving is not None:
                 world._saving.save()
             if self._leaves and changes.planned & LEAVES:  # all know, else with the next step
@@ -651,6 +717,14 @@ class Step(AbstractContextManager["Step"]):
         changes.journal("aborted")
 
 
+def _newest_of_all(steps: list[int], places: list[int]) -> int:
+    """Return the newest step of which each place in a unit has a checkpoint, as ranks tell; -1."""
+    return min(
+        max(step for step, held in zip(steps, places, strict=True) if held == place)
+        for place in places
+    )
+
+
 def _told(number: int) -> list[int]:
     """Tell all ranks a number; returns each rank's."""
     every = torch.empty(dist.get_world_size(), dtype=torch.int64)
@@ -659,54 +733,58 @@ def _told(number: int) -> list[int]:
 
 
 class Saving:
-    """Writes and reads `Checkpoints` for a world."""
+    """Writes and reads `Checkpoints` for a world; with units, those of this rank's shard."""
 
     def __init__(self, run: str, checkpoints: Checkpoints, changes: Changes) -> None:
-        self._run, self._checkpoints, self._changes = run, checkpoints, changes
+        self._run, self._checkpoints, self.changes = run, checkpoints, changes
 
     def load(self) -> None:
         """Load the newest whole checkpoint of all ranks' folders, if any has one, and share it.
 
-        The folders may be one, or each on its host's own disk. Raises what `newest` raises, where
-        no rank has a whole one and this rank has damaged ones.
+        The folders may be one, or each on its host's own disk. Shards are all of one step. Raises
+        what `newest` raises, where no rank has a whole one and this rank has damaged ones.
         """
-        changes = self._changes
-        rank, mine, newest, damage = (
-            changes.epochs.rank,
-            self._checkpoints.latest_step(),
-            None,
-            None,
-        )
-        while (best := max(steps := _told(mine))) >= 0:
-            giver = steps.index(best)
+        places = [process.place for process in self.changes.epochs.members]
+        rank, newest, damage, most = self.changes.epochs.rank, None, None, None
+        mine = self._checkpoints.latest_step()
+        while (step := _newest_of_all(steps := _told(mine), places)) >= 0:
+            if max(steps) > step:  # of a shard, and others are behind
+                most, newest = step, None
+                mine = self._checkpoints.latest_step(most)
+                continue
+            givers = [steps.index(step, places.index(place)) for place in places]
+            giver = givers[rank]
             if rank == giver and newest is None:
                 try:
-                    newest = self._checkpoints.newest()
+                    newest = self._checkpoints.newest(most)
                 except RuntimeError as error:
                     damage = error
                 mine = newest.step if newest else NO_CHECKPOINT
-            if _told(mine)[giver] == best:
+            told = _told(mine)
+            if all(told[giver] == step for giver in givers):
                 break
         else:
             if damage is not None:
                 raise damage
-            giver = 0
+            giver, newest = places.index(places[rank]), None
         if rank == giver and newest is not None:
             self._take(newest)
-        changes.share_state(giver)
+        self.changes.share_state(giver)
 
     def _take(self, newest: Found) -> None:
         state = self._checkpoints.load(newest, dict(self._named()))
         for name, thing in self._named():
-            thing.load_state_dict(state[name])
+            transfer.load(thing, state[name])
         say(f"elastic: goes on from checkpoint {newest.path}, step {newest.step}")
-        self._changes.counters.steps = newest.step
+        self.changes.counters.steps = newest.step
 
     def save(self, certainly: bool = False) -> None:
         """Write a checkpoint on rank 0 if one is due; `certainly`: in any case, to its end."""
-        changes, step = self._changes, self._changes.counters.steps
+        changes, step = self.changes, self.changes.counters.steps
         due = self._checkpoints.due(step, time.monotonic())  # on all ranks: any may be 0 later
-        if changes.epochs.rank != 0 or not (due or certainly):
+        epochs = changes.epochs
+        first = units.replicas_of(epochs.me, epochs.members)[0]
+        if epochs.rank != first or not (due or certainly):
             return
         if certainly:
             with contextlib.suppress(RuntimeError):  # the one before has failed: it was logged
@@ -717,7 +795,7 @@ class Saving:
             self._checkpoints.finish()
 
     def _named(self) -> list[tuple[str, Any]]:
-        tracked = self._changes.tracked
+        tracked = self.changes.tracked
         assert tracked is not None
         return [
             (name, ddp.unwrapped(thing) if isinstance(thing, torch.nn.Module) else thing)

@@ -8,7 +8,7 @@ from lab.limits import limit
 from lab.trainee import Log, Plan, run
 from lab.trainees import trainees
 from ringcomm.elastic import changes
-from ringcomm.elastic.rendezvous import Process
+from ringcomm.elastic.process import Process
 from ringcomm.elastic.watch import BAR_GROWS, BAR_LONGEST, BAR_SECONDS, Bars
 
 AGAIN = {"RANK": "7"}  # as a launcher gives it to a process that it starts anew

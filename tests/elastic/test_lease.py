@@ -13,7 +13,7 @@ from lab.limits import limit
 from lab.trainee import Log, Plan, run
 from lab.trainees import trainees
 from ringcomm.elastic.lease import Lapse
-from ringcomm.elastic.rendezvous import Process
+from ringcomm.elastic.process import Process
 
 
 class Keys(dict[str, bytes]):

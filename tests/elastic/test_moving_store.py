@@ -21,7 +21,8 @@ from lab.ranks import HOST
 from lab.trainee import Plan
 from lab.trainees import Trainees, trainees
 from ringcomm.elastic import store as stores
-from ringcomm.elastic.rendezvous import Process, Record
+from ringcomm.elastic.process import Process
+from ringcomm.elastic.rendezvous import Record
 from ringcomm.elastic.store import Address, RunStore, open_store
 from ringcomm.elastic.watch import Watch
 

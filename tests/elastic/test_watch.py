@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ringcomm.elastic.rendezvous import Process
+from ringcomm.elastic.process import Process
 from ringcomm.elastic.watch import without
 
 

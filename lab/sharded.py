@@ -1,0 +1,175 @@
+"""Sharded trainings in the units of an elastic world, for Starters: a function for each process.
+
+A rank may die at a place in a step, or its unit leave before that step as planned. Each applied
+step is written down with a hash of this rank's shard, and of what its optimizer holds.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import random
+import signal
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import nn
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    RowwiseParallel,
+    parallelize_module,
+)
+from torch.utils.data import DataLoader, TensorDataset
+
+from lab.limits import limit
+from lab.trainee import CLASSES, FEATURES, Log
+from ringcomm import elastic
+
+KINDS = ("shard", "both", "tensor")  # over mesh["shard"], over the mesh as HSDP, in parallel
+SAMPLES, BATCH = 320, 4
+
+
+@dataclass(frozen=True)
+class Part:
+    """What happens to the processes, by their numbers, when so many steps were applied."""
+
+    kind: str = "shard"
+    steps: int = 10
+    dies: int = -1
+    place: str = "backward"
+    leaves: tuple[int, ...] = ()
+    at: int = 4
+    grows: int = 0  # then rank 0 waits for guests, if the world is smaller than at its start
+    checkpoints: str = ""
+    pause: float = 0.0
+
+
+class Dying(nn.Module):
+    """Between two layers: the rank may die here, in the forward or the backward pass."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.place = ""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.place == "forward":
+            die()
+        if self.place == "backward":
+            x.register_hook(lambda gradient: die())
+        return x
+
+
+def die() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def model_of(world: elastic.World, kind: str) -> tuple[nn.Module, Dying]:
+    """Return a model of uneven layers, sharded over the world's mesh, and the place to die in."""
+    torch.manual_seed(world.rank)  # `track` gives all the state of the first
+    dying = Dying()
+    net = nn.Sequential(nn.Linear(FEATURES, 34), nn.ReLU(), dying, nn.Linear(34, CLASSES))
+    if kind == "tensor":
+        plan = {"0": ColwiseParallel(), "3": RowwiseParallel()}
+        parallelize_module(net, world.mesh["shard"], plan, src_data_rank=None)
+        return net, dying
+    mesh = world.mesh if kind == "both" else world.mesh["shard"]
+    for layer in (net[0], net[3]):
+        fully_shard(layer, mesh=mesh)
+    return fully_shard(net, mesh=mesh), dying
+
+
+def loader_of(kind: str) -> tuple[elastic.Sampler, Any]:
+    draw = torch.Generator().manual_seed(5)
+    x = torch.randn(SAMPLES, FEATURES, generator=draw)
+    data = TensorDataset(x, x[:, :CLASSES].argmax(1), torch.arange(SAMPLES))
+    sampler = elastic.Sampler(SAMPLES, BATCH, seed=3, per_unit=kind == "tensor")
+    return sampler, DataLoader(data, batch_sampler=sampler)
+
+
+def digest(net: nn.Module, opt: torch.optim.Optimizer) -> str:
+    states = [state[name] for state in opt.state.values() for name in sorted(state)]
+    return digest_of([*net.parameters(), *filter(torch.is_tensor, states)])
+
+
+def digest_of(tensors: Iterable[Any]) -> str:
+    result = hashlib.blake2b(digest_size=8)
+    for tensor in tensors:
+        part = tensor.to_local() if hasattr(tensor, "to_local") else tensor
+        result.update(part.detach().contiguous().numpy().tobytes())
+    return result.hexdigest()
+
+
+def train(world: elastic.World, log: Log, part: Part) -> None:
+    """Train over all steps, and write each of them down."""
+    number, founders = int(os.environ["RANK"]), world.size
+    net, dying = model_of(world, part.kind)
+    opt = torch.optim.AdamW(net.parameters(), lr=1e-2)
+    sampler, loader = loader_of(part.kind)
+    world.on_change(lambda change: log("change", size=change.size, ms=change.seconds * 1e3))
+    world.track(net=net, opt=opt, sampler=sampler)
+    if part.checkpoints:
+        world.checkpoint(part.checkpoints, every=2)
+    log("tracked", step=world.step_number, place=world._groups.place, rank=world.rank)  # type: ignore[union-attr]
+    while world.step_number < part.steps:
+        for x, y, samples in world.batches(loader):
+            if number in part.leaves and world.step_number == part.at - 1:
+                world.leave()
+            if world.step_number == part.grows and world.size < founders and world.rank == 0:
+                await_guests(world)
+            dying.place = part.place if (number, world.step_number) == (part.dies, part.at) else ""
+            with world.step() as step:
+                opt.zero_grad()
+                F.cross_entropy(net(x), y).backward()
+                torch.nn.utils.clip_grad_norm_(net.parameters(), 1.0)
+                if dying.place == "between":
+                    die()
+                opt.step()
+                if dying.place == "end":
+                    die()
+            if step.counted:
+                log(
+                    "step",
+                    step=world.step_number,
+                    digest=digest(net, opt),
+                    place=world._groups.place,  # type: ignore[union-attr]
+                    size=world.size,
+                    samples=samples.tolist(),
+                )
+            time.sleep(part.pause)
+            if world.step_number >= part.steps:
+                break
+    log("end", size=world.size, digest=digest(net, opt))
+
+
+def await_guests(world: elastic.World) -> None:
+    deadline = time.monotonic() + limit(60)
+    while not world._at.watch.wants_change:
+        assert time.monotonic() < deadline, "no guests have come"
+        time.sleep(0.002)
+
+
+def churn(world: elastic.World, log: Log, until: float, kind: str) -> None:
+    """Train until a time, by the clock of all, and say how each step ended."""
+    part = Part(kind, steps=1 << 40, pause=random.uniform(0, 0.004))
+    world.leave(on_signal=signal.SIGTERM)
+    net, _ = model_of(world, part.kind)
+    opt = torch.optim.AdamW(net.parameters(), lr=1e-3)
+    sampler, loader = loader_of(kind)
+    world.track(net=net, opt=opt, sampler=sampler)
+    while time.time() < until:
+        for x, y, _ in world.batches(loader):
+            with world.step() as step:
+                opt.zero_grad()
+                F.cross_entropy(net(x), y).backward()
+                opt.step()
+            if step.counted:
+                told = {"digest": digest(net, opt), "place": world._groups.place}  # type: ignore[union-attr]
+                log("step", step=world.step_number, size=world.size, **told)
+            time.sleep(part.pause)
+            if time.time() > until:
+                break

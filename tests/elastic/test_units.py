@@ -1,0 +1,125 @@
+"""Units of a world: which ranks stand together, and which wait, from lists alone."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections import Counter
+
+import pytest
+
+from lab.limits import seed
+from ringcomm.elastic import units
+from ringcomm.elastic.process import Process
+
+
+def processes(hosts: str) -> list[Process]:
+    """One process for each letter, on the host of that name."""
+    return [Process(f"{host}{number}", host, number) for number, host in enumerate(hosts)]
+
+
+def world(count: int, unit: int) -> tuple[Process, ...]:
+    return units.found(processes("h" * count), unit)
+
+
+def names(some: tuple[Process, ...] | list[Process]) -> str:
+    return " ".join(process.uuid for process in some)
+
+
+def test_founders_of_a_host_stand_together() -> None:
+    founded = units.found(processes("abab"), 2)
+    assert names(founded) == "a0 a2 b1 b3"
+    assert [process.place for process in founded] == [0, 1, 0, 1]
+    assert [process.unit for process in founded] == ["a0", "a0", "b1", "b1"]
+    assert units.found(processes("ab"), 1) == tuple(processes("ab"))
+
+
+@pytest.mark.parametrize("unit", [1, 2, 3, 4])
+def test_a_whole_world_stays_as_it_is(unit: int) -> None:
+    members = world(12, unit)
+    assert units.arrange(members, unit) == (members, ())
+
+
+def test_the_mates_of_a_dead_rank_wait() -> None:
+    members = world(6, 2)
+    stay, spare = units.arrange([*members[:2], *members[3:]], 2)
+    assert names(stay) == "h0 h1 h4 h5"
+    assert names(spare) == "h3"
+
+
+def test_halves_that_fit_make_a_unit() -> None:
+    members = world(6, 2)
+    stay, spare = units.arrange([members[0], *members[3:]], 2)  # h0 had place 0, h3 place 1
+    assert names(stay) == "h0 h3 h4 h5"
+    assert not spare
+    assert stay[0].unit == stay[1].unit == "h0"
+    assert units.mates_of(stay[1], stay) == [0, 1]
+    assert units.replicas_of(stay[1], stay) == [1, 3]
+    stay, spare = units.arrange([members[0], members[2], *members[4:]], 2)  # both had place 0
+    assert (names(stay), names(spare)) == ("h4 h5", "h0 h2")
+
+
+def test_any_survivors_make_as_many_units_as_they_can() -> None:
+    """Each unit has each place once, no rank is in two, and none waits that would complete one."""
+    chance = random.Random(seed())
+    for _ in range(2000):
+        unit = chance.randint(2, 5)
+        members: tuple[Process, ...] = world(unit * chance.randint(1, 5), unit)
+        while members:
+            alive = [process for process in members if chance.random() < 0.8]
+            stay, spare = units.arrange(alive, unit)
+            assert Counter(stay + spare).total() == len(alive)
+            assert {p.uuid for p in (*stay, *spare)} == {p.uuid for p in alive}
+            fewest = min(Counter([p.place for p in alive])[place] for place in range(unit))
+            assert len(stay) == fewest * unit
+            for _, mates in itertools.groupby(
+                sorted(stay, key=lambda p: (p.unit, p.place)), key=lambda p: p.unit
+            ):
+                assert [process.place for process in mates] == list(range(unit))
+            whole = {u for u, count in Counter(p.unit for p in alive).items() if count == unit}
+            assert whole <= {process.unit for process in stay}
+            assert units.arrange(stay, unit) == (stay, ())
+            members = stay if chance.random() < 0.7 else ()
+
+
+def test_guests_come_in_whole_units() -> None:
+    some = [
+        Process(name, "h", 1, place=place, ready=ready)
+        for name, place, ready in [
+            ("a", 1, True),
+            ("b", 1, True),
+            ("c", 0, False),
+            ("d", 0, True),
+            ("e", -1, True),
+        ]
+    ]
+    assert names(units.complete(some, 2, 8)) == "d a"
+    assert {process.unit for process in units.complete(some, 2, 8)} == {"d"}
+    assert units.complete(some, 2, 1) == []
+    assert names(units.complete(some, 1, 2)) == "a b"
+
+
+def test_a_newcomer_gets_the_place_that_is_missing() -> None:
+    some = processes("hhh")
+    placed = [
+        Process(p.uuid, "h", 1, place=place) for p, place in zip(some, (1, 0, 1), strict=True)
+    ]
+    assert units.place_for(placed, 2) == 0
+    assert units.place_for([], 3) == 0
+    assert units.place_for(placed, 3) == 2
+
+
+@pytest.mark.parametrize(
+    ("sizes", "says"),
+    [
+        ((0, 1, 4, None), "unit=0: from 1 to 8"),
+        ((9, 1, 9, None), "unit=9: from 1 to 8"),
+        ((2, 3, 4, None), "min_size=3 is no multiple of unit=2"),
+        ((2, 1, 5, None), "start=5 is no multiple of unit=2"),
+        ((4, 4, 8, 10), "max_size=10 is no multiple of unit=4"),
+    ],
+)
+def test_sizes_that_are_no_multiples(sizes: tuple[int, int, int, int | None], says: str) -> None:
+    with pytest.raises(ValueError, match=says):
+        units.check(*sizes)
+    units.check(2, 1, 4, 6)
