@@ -12,6 +12,7 @@ import os
 import signal
 import sys
 import time
+import uuid
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
 from datetime import timedelta
@@ -33,10 +34,12 @@ from ringcomm.elastic.checkpoint import Checkpoints, Found
 from ringcomm.elastic.entrance import Entered, Entrance
 from ringcomm.elastic.epochs import Epochs
 from ringcomm.elastic.errors import Evicted, Left, Redo, TooFew
-from ringcomm.elastic.hang import Hang, Progress
+from ringcomm.elastic.hang import Hang, Progress, hung
 from ringcomm.elastic.rendezvous import Record
 from ringcomm.elastic.sampler import Feed
 from ringcomm.elastic.state import Stateful, Tracked
+from ringcomm.elastic.stats import History, Stats, stats_of
+from ringcomm.elastic.status import Reporter
 from ringcomm.elastic.store import RunStore, within
 from ringcomm.elastic.watch import MOST, Watch
 
@@ -116,14 +119,22 @@ class World:
         sampler = self._tracked.sampler if self._tracked else None
         return self.size / sum(sampler._deck.shares()) if sampler is not None else 1.0
 
-    def stats(self) -> dict[str, float]:
-        """Return figures of the changes so far; times in ms, of the last change."""
-        return dict(self._changes.numbers) if self._changes else {}
+    def stats(self) -> Stats:
+        """Return the figures of this world, as this rank knows them; it costs microseconds."""
+        changes, written = self._changes, self._saving.checkpoints if self._saving else None
+        return stats_of(
+            changes.history if changes else History(),
+            changes.epochs if changes else None,
+            self.step_number,
+            written.known if written else None,
+            written.failures if written else 0,
+        )
 
     # ---- entering
 
     def _begin(self, entered: Entered) -> None:
-        hang = Hang(self._progress, lambda: bool(self._changes and self._changes.meets))
+        me = entered.epochs.me
+        hang = Hang(self._progress, lambda: bool(self._changes and self._changes.meets), me.uuid)
         watch = Watch(
             self._store,
             self._may_call,
@@ -131,7 +142,9 @@ class World:
             lambda: self._look(hang),
             lambda: self._tell_end(entered.epochs),
         )
-        self._changes = Changes(entered.epochs, watch)
+        history = History(entered=entered.epochs.epoch)
+        self._changes = Changes(entered.epochs, watch, history=history)
+        Reporter(self._changes, lambda: self.stats() if self._training else None).start()
         self._changes.on_change = self._callbacks
         self._changes.shared = entered.is_guest
         self._founder = not entered.is_guest
@@ -155,6 +168,7 @@ class World:
         hang.look(keys, f"{epochs.life}/{epochs.epoch}/{changes.counters.commits}")
         if epochs.members[:1] == (epochs.me,):
             changes.is_over = changes.is_over or within(lambda: lease.beat(keys, epochs.life))
+        changes.history.ask_why(lambda uuid: within(lambda: keys.check([hung(uuid)])))
 
     def _tell_end(self, epochs: Epochs) -> None:
         """Say that this process is in its world no more. It may be ending: without a thread."""
@@ -237,6 +251,7 @@ class World:
 
     def _agree_on_state(self) -> None:
         self._at.counters.seed = torch.initial_seed() & (1 << 62) - 1
+        self._at.counters.world = uuid.uuid4().int & (1 << 62) - 1
         assert self._tracked is not None
         mine = self._tracked.signature()
         ballot.require_same(mine, self.attempt(lambda: ballot.tell(mine)))
@@ -647,7 +662,7 @@ class Step(AbstractContextManager["Step"]):
         except BaseException:
             changes.give_up("this rank could not undo a step that does not count")
             raise
-        changes.numbers["aborted"] = changes.numbers.get("aborted", 0) + 1
+        changes.history.aborted += 1
         changes.journal("aborted")
 
 
@@ -662,7 +677,7 @@ class Saving:
     """Writes and reads `Checkpoints` for a world."""
 
     def __init__(self, run: str, checkpoints: Checkpoints, changes: Changes) -> None:
-        self._run, self._checkpoints, self._changes = run, checkpoints, changes
+        self._run, self.checkpoints, self._changes = run, checkpoints, changes
 
     def load(self) -> None:
         """Load the newest whole checkpoint of all ranks' folders, if any has one, and share it.
@@ -673,7 +688,7 @@ class Saving:
         changes = self._changes
         rank, mine, newest, damage = (
             changes.epochs.rank,
-            self._checkpoints.latest_step(),
+            self.checkpoints.latest_step(),
             None,
             None,
         )
@@ -681,7 +696,7 @@ class Saving:
             giver = steps.index(best)
             if rank == giver and newest is None:
                 try:
-                    newest = self._checkpoints.newest()
+                    newest = self.checkpoints.newest()
                 except RuntimeError as error:
                     damage = error
                 mine = newest.step if newest else NO_CHECKPOINT
@@ -696,7 +711,7 @@ class Saving:
         changes.share_state(giver)
 
     def _take(self, newest: Found) -> None:
-        state = self._checkpoints.load(newest, dict(self._named()))
+        state = self.checkpoints.load(newest, dict(self._named()))
         for name, thing in self._named():
             thing.load_state_dict(state[name])
         say(f"elastic: goes on from checkpoint {newest.path}, step {newest.step}")
@@ -705,16 +720,16 @@ class Saving:
     def save(self, certainly: bool = False) -> None:
         """Write a checkpoint on rank 0 if one is due; `certainly`: in any case, to its end."""
         changes, step = self._changes, self._changes.counters.steps
-        due = self._checkpoints.due(step, time.monotonic())  # on all ranks: any may be 0 later
+        due = self.checkpoints.due(step, time.monotonic())  # on all ranks: any may be 0 later
         if changes.epochs.rank != 0 or not (due or certainly):
             return
         if certainly:
             with contextlib.suppress(RuntimeError):  # the one before has failed: it was logged
-                self._checkpoints.finish()
+                self.checkpoints.finish()
         state = {name: thing.state_dict() for name, thing in self._named()}
-        self._checkpoints.save(step, state, {"run": self._run, "epoch": changes.epochs.epoch})
+        self.checkpoints.save(step, state, {"run": self._run, "epoch": changes.epochs.epoch})
         if certainly:
-            self._checkpoints.finish()
+            self.checkpoints.finish()
 
     def _named(self) -> list[tuple[str, Any]]:
         tracked = self._changes.tracked
