@@ -584,6 +584,7 @@ class Step(AbstractContextManager["Step"]):
         trace: TracebackType | None,
     ) -> bool:
         ended = False
+        self._world._progress.move()  # one that has waited for a rank that hung does not hang
         try:
             ended = self._end(error)
         finally:
