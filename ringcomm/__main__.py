@@ -32,7 +32,7 @@ PLAN: dict[str, Command] = {
 }
 ELASTIC: dict[str, Command] = {
     "store": ("ringcomm.tools.store", "serve a store until it is stopped"),
-    "top": ("ringcomm.tools.world", "watch a running world, or write a page of it"),
+    "top": ("ringcomm.tools.world.command", "watch a running world, or write a page of it"),
     "rehearse": ("ringcomm.tools.rehearse", "train while ranks are killed, stopped and started"),
 }
 # In the order in which a user meets them.

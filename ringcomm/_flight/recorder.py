@@ -331,7 +331,7 @@ class _Watcher:
         failed = FAILED in told and (not is_elastic() or bool(self.folder))
         if failed:
             self.note_writing()
-            dump_after("a group has failed")
+            dump_after("a group has failed", says=not is_elastic())
         if (asked or failed) and not self.off:
             self.ask()
         if failed:

@@ -201,7 +201,7 @@ class History:
     def sample(self, at: float, step: int) -> None:
         """Note which step the training is at. Called once a second, `at` in seconds since 1970."""
         self.recent.append((self.clock(), step))
-        if self.points and at - self.points[-1][0] < self.spacing * 0.9:
+        if self.points and at - self.points[-1][0] < self.spacing - 0.5:
             return
         self.points = [*self.points, (at, step)]
         if len(self.points) > POINTS:

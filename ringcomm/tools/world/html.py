@@ -9,7 +9,7 @@ from typing import Any
 
 from ringcomm._text import counted, show_seconds
 from ringcomm.tools.page import COLORS, GREY, Page
-from ringcomm.tools.world import CHANGES, State, cells, checkpoint, costs, headline, long
+from ringcomm.tools.world.state import CHANGES, State, cells, checkpoint, costs, headline, long
 
 BLUE, VERMILION, GREEN, PINK, SKY, ORANGE = COLORS
 # The colors of reasons: ringcomm/elastic/stats.py says what each means.
@@ -30,7 +30,8 @@ def write_page(state: State, path: Path) -> None:
     """Write the page. Raises OSError, and ValueError where `ringcomm[tools]` is missing."""
     stats = state.stats
     began, ended = (time.strftime("%Y-%m-%d %H:%M", time.localtime(at)) for at in bounds(state))
-    page = Page(f"World {state.run}, {began} to {ended}", f"{headline(state)}. {costs(stats)}.")
+    title = f"Elastic world {state.run}, {began} to {ended}"
+    page = Page(title, f"{headline(state).partition(': ')[2]}. {costs(stats)}.")
     page.heading("Members")
     lives = lives_of(state)
     page.figure(
