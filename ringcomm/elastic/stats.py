@@ -73,32 +73,51 @@ class Checkpoint(TypedDict):
 
 
 class Totals(TypedDict):
-    """Sums over all changes that this rank knows of."""
+    """Sums over the changes that this rank knows of."""
 
     changes: int
+    """How many there were."""
     lost: int
+    """Members that are gone, for any reason."""
     joined: int
-    seconds_lost: float  # without the steps that were computed again
+    """Members that came after the beginning."""
+    seconds_lost: float
+    """Time from failures, or votes, until the next group worked, without repeated steps."""
 
 
 class Stats(Totals):
-    """What `World.stats()` returns. Times are seconds."""
+    """The figures of a world, from `World.stats`. Times are seconds."""
 
     epoch: int
+    """How often the members have agreed on a change: a rank that joins takes two."""
     step: int
-    steps_per_second: float  # of the last ten seconds
-    members: list[Place]  # by rank
+    """How many steps were applied since the beginning of the training."""
+    steps_per_second: float
+    """The pace of the last ten seconds, with all failures and pauses."""
+    members: list[Place]
+    """By rank."""
     guests: list[Place]
-    aborted: int  # steps that did not count on this rank, and were computed again
-    steps_lost: int  # steps that this rank had applied, and that a change took back: always 0
-    change_seconds: float  # the last change
-    agree_seconds: float  # in it, until the members agreed
-    regroup_seconds: float  # in it, until they had the next group
-    give_seconds: float  # the last guests' state
-    sent_bytes: int  # of state, to all guests
+    """The processes that are getting the state, to become members."""
+    aborted: int
+    """Steps that did not count, and that this rank computed again."""
+    steps_lost: int
+    """Steps that this rank had applied and that an agreement took back: always 0."""
+    change_seconds: float
+    """The last change, from the failure or the vote until the next group worked."""
+    agree_seconds: float
+    """The part of it in which the members agreed."""
+    regroup_seconds: float
+    """The part of it in which they made the next group."""
+    give_seconds: float
+    """How long it took to give the state to the last guests."""
+    sent_bytes: int
+    """The state that this rank has sent to guests so far."""
     checkpoint: Checkpoint | None
+    """The newest one that this rank has written or loaded; only rank 0 writes them."""
     checkpoint_failures: int
-    history: list[PastChange]  # the last changes, by time
+    """Checkpoints that this rank could not write."""
+    history: list[PastChange]
+    """The last 200 changes, by time."""
 
 
 class HasPlace(Protocol):
@@ -126,12 +145,12 @@ def sums(changes: Iterable[PastChange], sign: int = 1) -> Totals:
     }
 
 
-def added(one: Totals, other: Totals) -> Totals:
+def added(before: Totals, more: Totals) -> Totals:
     return {
-        "changes": one["changes"] + other["changes"],
-        "lost": one["lost"] + other["lost"],
-        "joined": one["joined"] + other["joined"],
-        "seconds_lost": one["seconds_lost"] + other["seconds_lost"],
+        "changes": before["changes"] + more["changes"],
+        "lost": before["lost"] + more["lost"],
+        "joined": before["joined"] + more["joined"],
+        "seconds_lost": before["seconds_lost"] + more["seconds_lost"],
     }
 
 

@@ -120,7 +120,7 @@ class World:
         return self.size / sum(sampler._deck.shares()) if sampler is not None else 1.0
 
     def stats(self) -> Stats:
-        """Return the figures of this world, as this rank knows them; it costs microseconds."""
+        """Return figures of the world as this rank knows them. Any thread may call it."""
         changes, written = self._changes, self._saving.checkpoints if self._saving else None
         return stats_of(
             changes.history if changes else History(),

@@ -181,14 +181,17 @@ def test_old_files_go(tmp_path: Path) -> None:
 
 def night() -> dict[str, Any]:
     """The file of a world in which something of each kind has happened."""
-    history = History(began=1e9)
+    clock = Clock()
+    history = History(clock, began=1e9)
     for epoch, why in enumerate(html.REASONS, 1):
         history.add(change(3 * epoch, [(Process(f"was-{why}", "node7", epoch), why)], []))
         history.add(change(3 * epoch + 2, [], [Process(f"came-{epoch}", "n" * 40, 100 + epoch)]))
     history.add(change(40, [(F, stats.NOT_ENTERED)], []))
     for second in range(2400):
+        clock.now = second
         history.sample(1e9 + second, 20 * second)
-    told = figures(history)
+    clock.now = 2400
+    told = stats_of(history, None, 48_000, None, 0)
     told["members"] = [stats.place(process) for process in (A, B)]
     told["checkpoint"] = {"step": 30, "path": "/ckpt/step-000000030", "at": 1e9 + 2300}
     return {
@@ -225,7 +228,7 @@ def test_what_a_terminal_shows(tmp_path: Path, run: Run) -> None:
     path.write_text(json.dumps(night()))
     state = State(path)
     text = lines(state, state.at)
-    assert "elastic world night: 2 ranks, epoch 0, step 40, " in text[0]
+    assert "elastic world night: 2 ranks, epoch 0, step 48000, 20 steps/s" in text[0]
     assert "last seen" not in text[0]
     assert (
         "13 changes took 3.25 s; 0 steps computed again, 0 lost; 6 left or died, 6 joined" in text

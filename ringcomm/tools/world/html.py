@@ -125,7 +125,9 @@ def members(state: State, lives: list[Life]) -> dict[str, Any]:
 
 
 def axis(state: State) -> dict[str, Any]:
-    return {"type": "date", "range": [date(at) for at in bounds(state)], "nticks": 6}
+    began, now = bounds(state)
+    room = (now - began) / 50  # for the marks at the ends
+    return {"type": "date", "range": [date(began - room), date(now + room)], "nticks": 6}
 
 
 def speed(state: State) -> dict[str, Any]:
