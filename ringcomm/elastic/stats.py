@@ -65,7 +65,7 @@ class PastChange(TypedDict):
 
 
 class Checkpoint(TypedDict):
-    """The newest checkpoint that this rank has written or loaded. `at`: seconds since 1970."""
+    """A checkpoint, and when it was written, in seconds since 1970."""
 
     step: int
     path: str
@@ -113,7 +113,7 @@ class Stats(Totals):
     sent_bytes: int
     """The state that this rank has sent to guests so far."""
     checkpoint: Checkpoint | None
-    """The newest one that this rank has written or loaded; only rank 0 writes them."""
+    """The newest one that this rank knows of. Only rank 0 writes them."""
     checkpoint_failures: int
     """Checkpoints that this rank could not write."""
     history: list[PastChange]
@@ -169,6 +169,7 @@ class History:
     regroup_seconds: float = 0.0
     give_seconds: float = 0.0
     sent_bytes: int = 0
+    checkpoint: Checkpoint | None = None  # that another rank of this host has written
     reasons: dict[str, str] = field(default_factory=dict)  # by uuid, for the next change
     unsure: list[Lost] = field(default_factory=list)  # their processes ended: they may have hung
     recent: deque[tuple[float, int]] = field(default_factory=lambda: deque(maxlen=RECENT))
@@ -206,7 +207,8 @@ class History:
 
     def adopt(self, earlier: Stats, points: list[tuple[float, int]], began: float) -> None:
         """Take over what another member has written down of the time before this process came."""
-        if self.entered == 0:  # a founder knows all
+        self.checkpoint = earlier["checkpoint"]
+        if self.entered == 0:  # a founder knows the rest
             return
         before = [change for change in earlier["history"] if change["epoch"] <= self.entered]
         both = [change for change in earlier["history"] if change["epoch"] > self.entered]
@@ -255,7 +257,7 @@ def stats_of(
         "regroup_seconds": history.regroup_seconds,
         "give_seconds": history.give_seconds,
         "sent_bytes": history.sent_bytes,
-        "checkpoint": checkpoint,
+        "checkpoint": checkpoint or history.checkpoint,
         "checkpoint_failures": checkpoint_failures,
         "history": history.changes,
     }

@@ -50,6 +50,7 @@ class Reporter(threading.Thread):
         self._file: Path | None = None  # once this rank was the first of its host
         self._prometheus = os.environ.get("RINGCOMM_ELASTIC_PROMETHEUS")
         self._said: set[str] = set()
+        self._lock = threading.Lock()  # the last look is another thread's
 
     def run(self) -> None:
         while threading.main_thread().is_alive() and not self._changes.watch.stopped:
@@ -57,10 +58,14 @@ class Reporter(threading.Thread):
             self.look()
 
     def look(self) -> None:
-        """Write the files that are this rank's to write."""
-        stats, changes = self._stats(), self._changes
-        if stats is None:
-            return
+        """Write the files that are this rank's to write. Any thread may call it."""
+        stats = self._stats()
+        if stats is not None:
+            with self._lock:
+                self._look(stats)
+
+    def _look(self, stats: Stats) -> None:
+        changes = self._changes
         changes.history.sample(time.time(), stats["step"])
         me, members = changes.epochs.me, changes.epochs.members
         if [process for process in members if process.host == me.host][:1] == [me]:

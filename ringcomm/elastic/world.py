@@ -67,6 +67,7 @@ class World:
         self._tracked: Tracked | None = None
         self._feed: Feed | None = None
         self._saving: Saving | None = None
+        self._reporter: Reporter | None = None
         self._callbacks: list[Callable[[Change], None]] = []
         self._step: Step | None = None  # that is under way
         self._attempts = False  # a call of `attempt` is under way
@@ -144,7 +145,8 @@ class World:
         )
         history = History(entered=entered.epochs.epoch)
         self._changes = Changes(entered.epochs, watch, history=history)
-        Reporter(self._changes, lambda: self.stats() if self._training else None).start()
+        self._reporter = Reporter(self._changes, lambda: self.stats() if self._training else None)
+        self._reporter.start()
         self._changes.on_change = self._callbacks
         self._changes.shared = entered.is_guest
         self._founder = not entered.is_guest
@@ -173,6 +175,8 @@ class World:
     def _tell_end(self, epochs: Epochs) -> None:
         """Say that this process is in its world no more. It may be ending: without a thread."""
         changes, keys = self._changes, self._store.ready
+        if self._reporter is not None:
+            self._reporter.look()
         if keys is not None:
             gave_up = changes is None or bool(changes.given_up)
             raised = self._failed or getattr(sys, "last_value", None) is not None
@@ -504,6 +508,8 @@ class World:
         changes.watch.stop()
         if self._saving is not None and (changes.all_leave or len(changes.epochs.members) == 1):
             self._saving.save(certainly=True)
+        if self._reporter is not None:
+            self._reporter.look()
         changes.epochs.end()
         raise Left
 

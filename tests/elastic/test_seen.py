@@ -136,9 +136,11 @@ def test_a_joiner_takes_the_history_over() -> None:
     assert joiner.totals == {"changes": 4, "lost": 3, "joined": 1, "seconds_lost": 1.0}
     assert joiner.points == [(51.0, 1), (69.0, 7), (71.0, 8)]
     assert joiner.began == 50.0
-    before = dict(founder.totals)
-    founder.adopt(figures(joiner), joiner.points, 1.0)
+    before, told = dict(founder.totals), figures(joiner)
+    told["checkpoint"] = {"step": 30, "path": "ckpt", "at": 1e9}
+    founder.adopt(told, joiner.points, 1.0)
     assert (founder.totals, founder.changes) == (before, every)
+    assert figures(founder)["checkpoint"] == told["checkpoint"]
 
 
 # ---- files
@@ -294,14 +296,17 @@ def await_state(folder: Path, what: Any) -> State:
 
 
 def log_of(errors: Path) -> list[str]:
-    return [line for line in errors.read_text().splitlines() if line.startswith("ringcomm")]
+    """Return ringcomm's lines, but for a guest's own, and for checkpoints on a slow disk."""
+    lines = [line for line in errors.read_text().splitlines() if line.startswith("ringcomm")]
+    return [line for line in lines if not re.search("admitted at world.track|is left out", line)]
 
 
 def test_a_world_is_seen(tmp_path: Path) -> None:
     """One is killed, one leaves, one comes, and then rank 0 is killed."""
     errors, folder, prom = tmp_path / "errors", tmp_path / "records", tmp_path / "world.prom"
     settings = {"RINGCOMM_TRACE": str(folder), "RINGCOMM_ELASTIC_PROMETHEUS": str(prom)}
-    with trainees(4, epochs=10**6, pause=0.01, errors=str(errors), settings=settings) as some:
+    more: dict[str, Any] = {"errors": str(errors), "settings": settings}
+    with trainees(4, epochs=10**6, pause=0.01, folder=str(tmp_path / "ckpt"), **more) as some:
         some.await_events([0, 1, 2, 3], "step")
         pids = [process.pid for process in some.processes]
         await_state(folder, lambda state: len(state.stats["members"]) == 4)
@@ -320,8 +325,21 @@ def test_a_world_is_seen(tmp_path: Path) -> None:
         state = await_state(folder, lambda state: state.process.pid == pids[1])
         assert [who["pid"] for who in state.stats["members"]] == [pids[1], some.processes[4].pid]
         assert state.stats["history"][-1]["lost"][0]["pid"] == pids[0]
-        log = [line for line in log_of(errors) if "admitted at world.track" not in line]
-        assert len(log) == 4, log
+        check_end(some, folder)
+        assert len(log_of(errors)) == 5, log_of(errors)
+
+
+def check_end(some: Trainees, folder: Path) -> None:
+    """Have the last two leave, and require that the last state and checkpoint are told."""
+    some.kill(1, signal.SIGTERM)
+    some.await_events([4], "change", 3)
+    some.kill(4, signal.SIGTERM)
+    _, last = some.await_ends([1, 4])
+    (state,) = worlds_in(folder)
+    written = state.stats["checkpoint"]
+    assert written is not None
+    assert state.stats["step"] == last["step"] == written["step"]
+    assert not state.runs()
 
 
 def check_figures(some: Trainees, folder: Path, prom: Path) -> None:

@@ -96,7 +96,7 @@ def checkpoint(stats: Stats, now: float) -> str:
     known, failures = stats["checkpoint"], stats["checkpoint_failures"]
     failed = f"; {failures} could not be written" if failures else ""
     if known is None:
-        return f"no checkpoint was written by rank 0 of now{failed}"
+        return f"no checkpoint is known of{failed}"
     age = long(now - known["at"])
     return f"checkpoint of step {known['step']}, {age} old, {known['path']}{failed}"
 
