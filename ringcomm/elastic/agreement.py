@@ -31,9 +31,10 @@ LOOK = timedelta(milliseconds=1)  # at the end of a process, which wakes no thre
 LOOK_AT_GUESTS_SECONDS = 0.02
 TELL_SECONDS = 10.0
 ASK_AGAIN_SECONDS = 0.2  # after a store has failed
-# Why a member goes on no more, as another one sees it: its process has ended; nothing is heard of
-# it; or it left by itself.
-ENDED, SILENT, GAVE_UP = "ended", "silent", "gave up"
+# Why a member is gone, as another one sees it.
+ENDED = "ended"  # its process has: it was killed, or an error ended it
+SILENT = "silent"  # nothing is heard of it
+GAVE_UP = "gave up"  # it left because of an error
 
 
 class Decision(NamedTuple):

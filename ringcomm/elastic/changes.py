@@ -68,7 +68,7 @@ class Change(NamedTuple):
     `epoch` counts the changes, and `step` the steps that were applied so far. `size` and `rank` are
     those of this process in the new group. `lost` and `joined` are the members that went and came.
     `seconds`: from the failure, or the vote, until the new group works. `reasons` say why each of
-    `lost` is gone, as stats.MEANINGS has them.
+    `lost` is gone: "ended", "left", "hung" and so on.
     """
 
     epoch: int

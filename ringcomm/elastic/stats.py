@@ -12,24 +12,17 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Protocol, TypedDict
 
-from ringcomm.elastic.agreement import ENDED, GAVE_UP, SILENT
+from ringcomm.elastic.agreement import ENDED, SILENT
 from ringcomm.elastic.epochs import Epochs
 from ringcomm.elastic.rendezvous import Process
 
-# Why a member is gone, beside those of agreement.py.
-LEFT, HUNG, DIFFERS, TIMED_OUT = "left", "hung", "differs", "timed out"
-NOT_ENTERED, UNKNOWN = "did not enter", "unknown"
-MEANINGS = {
-    ENDED: "its process ended: it was killed, or an error ended it",
-    LEFT: "it left by a signal, a notice or world.leave()",
-    HUNG: "it made no progress in a step, and ended itself",
-    SILENT: "nothing was heard of it any more",
-    TIMED_OUT: "an operation waited for it for too long",
-    DIFFERS: "its state or its program differed from the others'",
-    GAVE_UP: "it left because of an error",
-    NOT_ENTERED: "it was lost while it joined",
-    UNKNOWN: "the others went on without it, and this rank was not told why",
-}
+# Why a member is gone, beside the reasons of agreement.py.
+LEFT = "left"  # by a signal, a notice or world.leave()
+HUNG = "hung"  # it made no progress in a step, and ended itself
+TIMED_OUT = "timed out"  # an operation waited for it for too long
+DIFFERS = "differs"  # its state or its program was not the others'
+NOT_ENTERED = "did not enter"  # it was lost while it joined
+UNKNOWN = "unknown"  # the others decided so, and this rank was not told why
 KEPT = 200  # changes
 RECENT = 11  # looks, a second apart
 POINTS = 512  # of the steps over time
@@ -44,7 +37,7 @@ class Place(TypedDict):
 
 
 class Lost(Place):
-    """A process that is gone, and why: a key of MEANINGS."""
+    """A process that is gone, and why: LEFT, ENDED and so on."""
 
     why: str
 
@@ -187,7 +180,9 @@ class History:
     ) -> None:
         """Note why each is gone. `late`: an operation of this rank has waited for too long."""
         for process in lost:
-            fate = fates.get(process.uuid, NOT_ENTERED if process.uuid in guests else UNKNOWN)
+            fate = fates.get(process.uuid, ENDED if process.is_dead() else UNKNOWN)
+            if process.uuid in guests and process.uuid not in fates:
+                fate = NOT_ENTERED
             why = TIMED_OUT if late and fate == SILENT else fate
             self.reasons.setdefault(process.uuid, why)
 

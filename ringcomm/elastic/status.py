@@ -91,7 +91,8 @@ class Reporter(threading.Thread):
             return
         if self._file is None:
             place.mkdir(parents=True, exist_ok=True)
-            tidy(place)
+            with contextlib.suppress(OSError):  # another rank removes the same
+                tidy(place)
             host = re.sub(r"\W", "_", changes.epochs.me.host)
             self._file = place / f"world-{changes.counters.world:016x}-{host}.json"
             self._adopt(self._file)

@@ -25,8 +25,9 @@ from ringcomm.elastic.agreement import ENDED, GAVE_UP, SILENT
 from ringcomm.elastic.prometheus import METRICS, text_of
 from ringcomm.elastic.rendezvous import Process
 from ringcomm.elastic.stats import History, PastChange, stats_of
+from ringcomm.tools import top
 from ringcomm.tools.world import html
-from ringcomm.tools.world.state import State, lines, worlds_in
+from ringcomm.tools.world.state import State, lines, place_of, worlds_in
 
 A, B, C, D, E, F, G = (
     Process(f"uuid-{name}", f"node{name}", at) for at, name in enumerate("abcdefg")
@@ -92,7 +93,6 @@ def test_why_each_is_gone() -> None:
         *(stats.LEFT, stats.DIFFERS, ENDED, SILENT, GAVE_UP),
         *(stats.NOT_ENTERED, stats.UNKNOWN),
     ]
-    assert set(history.reasons.values()) < set(stats.MEANINGS)
     history.add(change(1, [], []))
     history.explain([A, D], {A.uuid: ENDED, D.uuid: SILENT}, set(), late=True)
     assert history.reasons == {A.uuid: ENDED, D.uuid: stats.TIMED_OUT}
@@ -179,6 +179,18 @@ def test_old_files_go(tmp_path: Path) -> None:
     left = sorted(path.name for path in tmp_path.iterdir())
     assert left[0] == "rank0-1-0.ring"
     assert left[1:] == [f"world-{at:016x}-node.json" for at in range(2, status.KEPT + 3)]
+
+
+def test_the_folder_is_that_of_flight_records(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RINGCOMM_TRACE", "off")
+    assert status.folder() is None
+    monkeypatch.setenv("RINGCOMM_TRACE", str(tmp_path / "records"))
+    assert status.folder() == place_of(None) == tmp_path / "records"
+    monkeypatch.delenv("RINGCOMM_TRACE")
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    assert status.folder() == place_of(None) == tmp_path / f"ringcomm-{os.getuid()}"
 
 
 def night() -> dict[str, Any]:
@@ -364,6 +376,9 @@ def check_figures(some: Trainees, folder: Path, prom: Path) -> None:
     assert figures["aborted"] <= 1
     assert 0 < figures["steps_per_second"] < 100
     assert state.runs()
+    assert "\nelastic world run: 3 ranks, epoch 4," in top.title_of(
+        folder, top.look(folder, state.at)
+    )
     deadline = time.monotonic() + limit(10)
     while "ringcomm_elastic_changes_total 3" not in (text := prom.read_text()):
         assert time.monotonic() < deadline, text
