@@ -249,7 +249,7 @@ def test_what_a_terminal_shows(tmp_path: Path, run: Run) -> None:
     )
     assert "checkpoint of step 30, 100 s old, /ckpt/step-000000030" in text
     assert [line for line in text if re.match(r"1 +nodeb +1$", line)]
-    assert [line for line in text if re.search(r"node7 2 \(hung\) +- ", line)]
+    assert [line for line in text if re.search(r"250 ms +node7 2 \(hung\) +-$", line)]
     assert "last seen 17 min ago" in lines(state, state.at + 1000)[0]
     assert len(lines(state, state.at, height=14)) <= 14
     done = run(sys.executable, "-m", "ringcomm", "elastic", "top", "--once", tmp_path)

@@ -21,7 +21,7 @@ FORMAT = 1  # of the files: see ringcomm/elastic/status.py
 FRESH_SECONDS = 10.0  # a file that another host has written since then is a running world's
 LATE_SECONDS = 5.0  # without a new state: that is said
 MOST_MEMBERS = 16  # rows on a screen
-CHANGES = ["when", "epoch", "step", "ranks", "went", "came", "took"]
+CHANGES = ["when", "epoch", "step", "ranks", "took", "went", "came"]
 
 
 class State:
@@ -121,9 +121,9 @@ def cells(change: PastChange) -> list[str]:
         str(change["epoch"]),
         str(change["step"]),
         str(change["size"]),
+        show_seconds(change["seconds"]),
         ", ".join(went) or "-",
         ", ".join(came) or "-",
-        show_seconds(change["seconds"]),
     ]
 
 
