@@ -223,7 +223,7 @@ def joins_with_another_shape(world: elastic.World, log: Log) -> None:
     """A joiner whose model is another one: it waits for the others' third step."""
     joins = world.size == 1
     line = Line(world, outputs=3 if joins else 2).track()
-    while not world.stats().get("epochs"):  # until the guest came, and went
+    while not world.epoch:  # until the guest came, and went
         line.step()
     goes_on(line, log)
 
@@ -249,7 +249,7 @@ def joins_oddly(world: elastic.World, log: Log, how: str) -> None:
         line.loader = DataLoader(
             Numbers(), batch_sampler=line.sampler, num_workers=1, multiprocessing_context="fork"
         )
-    while not (world.stats().get("epochs", 0) >= 2 and world.size == founders):
+    while not (world.epoch >= 2 and world.size == founders):
         for x in world.batches(line.loader):
             with world.step():
                 line.opt.zero_grad()

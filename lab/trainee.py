@@ -212,6 +212,11 @@ def enter(plan: Plan, log: Log) -> elastic.World:
     return world
 
 
+def figures(world: elastic.World) -> dict[str, float]:
+    """The numbers of `World.stats`, without its lists."""
+    return {key: value for key, value in world.stats().items() if isinstance(value, (int, float))}
+
+
 class Trainee:
     """The training of one process, in the world that it has joined."""
 
@@ -278,7 +283,7 @@ class Trainee:
             lost=[process.pid for process in change.lost],
             joined=[process.pid for process in change.joined],
             ms=change.seconds * 1e3,
-            stats=self.world.stats(),
+            stats=figures(self.world),
         )
 
     def fail(self) -> None:
@@ -291,7 +296,7 @@ class Trainee:
         self.log(
             "end",
             step=self.world.step_number,
-            stats=self.world.stats(),
+            stats=figures(self.world),
             **digests(self.net, self.optimizer),
         )
 

@@ -32,6 +32,7 @@ PLAN: dict[str, Command] = {
 }
 ELASTIC: dict[str, Command] = {
     "store": ("ringcomm.tools.store", "serve a store until it is stopped"),
+    "top": ("ringcomm.tools.world.command", "watch a running world, or write a page of it"),
     "rehearse": ("ringcomm.tools.rehearse", "train while ranks are killed, stopped and started"),
 }
 # In the order in which a user meets them.
@@ -42,7 +43,7 @@ COMMANDS: dict[str, Command | tuple[dict[str, Command], str]] = {
     "top": ("ringcomm.tools.top", "watch where each rank of a running job is"),
     "tune": ("ringcomm.tools.tune.command", "measure what messages cost on this network"),
     "plan": (PLAN, "show, prove, simulate, draw or search the plans of collectives"),
-    "elastic": (ELASTIC, "serve the store of elastic trainings, or rehearse one"),
+    "elastic": (ELASTIC, "serve the store of elastic trainings, watch or rehearse one"),
     "completion": ("ringcomm.tools.completion", "print the completion of a shell"),
 }
 # Former commands, which go with version 0.3.

@@ -324,6 +324,10 @@ class Variables:
     """The name of an elastic job, if several share a store."""
     elastic_journal = Setting[str](PROGRAM)
     """A folder for what each rank of an elastic job does; `ringcomm elastic rehearse` sets it."""
+    elastic_prometheus = Setting[str](PROGRAM)
+    """A file for Prometheus, which rank 0 of an [elastic](elastic.md#see-what-happens) world writes
+    every second.
+    """
     strict = Setting[str](PROGRAM, default="0", choices=("0", "1"), wrong=" is neither 0 nor 1")
     """`1` turns the warning about an unknown variable into an error."""
     cuda = Setting[str](BUILD)

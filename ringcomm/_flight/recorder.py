@@ -84,11 +84,16 @@ os.register_at_fork(after_in_child=_forget)
 def temporary_folder(job: str) -> Path:
     """Return a folder for the job among temporary files. Raises OSError, and ValueError."""
     # Its launcher tells a job of this host from others of the same name.
+    return own_folder() / f"{job.replace('/', '-')}-{os.getppid()}"
+
+
+def own_folder() -> Path:
+    """Make this user's folder among temporary files. Raises OSError, and ValueError."""
     own = temporary_folders()
     own.mkdir(mode=0o700, parents=True, exist_ok=True)
     if own.is_symlink() or own.stat().st_uid != os.getuid():
         raise ValueError(f"{own} is somebody else's: set RINGCOMM_TRACE to a folder of yours")
-    return own / f"{job.replace('/', '-')}-{os.getppid()}"
+    return own
 
 
 def dump(folder: str | os.PathLike[str] | None = None, stacks: bytes = b"") -> Path | None:
@@ -326,7 +331,7 @@ class _Watcher:
         failed = FAILED in told and (not is_elastic() or bool(self.folder))
         if failed:
             self.note_writing()
-            dump_after("a group has failed")
+            dump_after("a group has failed", says=not is_elastic())
         if (asked or failed) and not self.off:
             self.ask()
         if failed:

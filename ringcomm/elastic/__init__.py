@@ -14,6 +14,7 @@ from ringcomm.elastic.changes import Change, Member
 from ringcomm.elastic.errors import Diverged, Evicted, TooFew
 from ringcomm.elastic.joining import join
 from ringcomm.elastic.sampler import Sampler
+from ringcomm.elastic.stats import Stats
 from ringcomm.elastic.world import Step, World
 
 __all__ = [
@@ -22,6 +23,7 @@ __all__ = [
     "Evicted",
     "Member",
     "Sampler",
+    "Stats",
     "Step",
     "TooFew",
     "World",

@@ -31,6 +31,10 @@ LOOK = timedelta(milliseconds=1)  # at the end of a process, which wakes no thre
 LOOK_AT_GUESTS_SECONDS = 0.02
 TELL_SECONDS = 10.0
 ASK_AGAIN_SECONDS = 0.2  # after a store has failed
+# Why a member is gone, as another one sees it.
+ENDED = "ended"  # its process has: it was killed, or an error ended it
+SILENT = "silent"  # nothing is heard of it
+GAVE_UP = "gave up"  # it left because of an error
 
 
 class Decision(NamedTuple):
@@ -104,6 +108,7 @@ class Agreement:
         self._decree = self._library.Decree(backend.rank(), size, epoch, *made)
         self._guests: tuple[Process, ...] = ()  # while their group is being made
         self._looked = 0.0  # at them
+        self.fates: dict[int, str] = {}  # of the last epoch's members that are gone, by rank
         self.adopt(backend)
 
     def adopt(self, backend: Any) -> None:
@@ -197,6 +202,9 @@ class Agreement:
     def _begin_next(self) -> Answer:
         """Begin the next epoch. Members keep their order, and confirmed guests come behind them."""
         before = self._decree
+        self.fates = dict.fromkeys(before.gone(), GAVE_UP)
+        self.fates |= dict.fromkeys(before.suspected(), SILENT)
+        self.fates |= dict.fromkeys(before.dead(), ENDED)
         ranks, step, extra = before.decision()
         # A peer may name ranks that do not exist.
         decision = Decision([rank for rank in ranks if rank < before.size], step, extra)

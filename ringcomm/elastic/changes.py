@@ -37,6 +37,7 @@ from ringcomm.elastic.journal import Journal
 from ringcomm.elastic.process import Process
 from ringcomm.elastic.rendezvous import Rendezvous
 from ringcomm.elastic.state import Tracked
+from ringcomm.elastic.stats import DIFFERS, LEFT, UNKNOWN, History, place
 from ringcomm.elastic.store import within
 from ringcomm.elastic.units import replicas_of
 from ringcomm.elastic.watch import Watch, without
@@ -68,7 +69,8 @@ class Change(NamedTuple):
 
     `epoch` counts the changes, and `step` the steps that were applied so far. `size` and `rank` are
     those of this process in the new group. `lost` and `joined` are the members that went and came.
-    `seconds`: from the failure, or the vote, until the new group works.
+    `seconds`: from the failure, or the vote, until the new group works. `reasons` say why each of
+    `lost` is gone: "ended", "left", "hung" and so on.
     """
 
     epoch: int
@@ -78,6 +80,7 @@ class Change(NamedTuple):
     lost: tuple[Member, ...]
     joined: tuple[Member, ...]
     seconds: float
+    reasons: tuple[str, ...] = ()
 
 
 def member(process: Process) -> Member:
@@ -91,6 +94,7 @@ class Counters:
         self.commits = 0  # decided so far: steps, and attempts
         self.steps = 0
         self.seed = 0
+        self.world = 0  # its name, in files: no other world has that number
 
     def state_dict(self) -> dict[str, int]:
         return dict(vars(self))
@@ -138,7 +142,7 @@ class Changes:
     lost: list[Process] = field(default_factory=list)
     before: tuple[Process, ...] = ()  # the members, when the change began
     since: float = 0.0
-    numbers: dict[str, float] = field(default_factory=dict)
+    history: History = field(default_factory=History)
     journal: Journal = field(default_factory=Journal)
     used: list[int] | None = None  # the batches of the last step, for the journal
 
@@ -198,11 +202,17 @@ class Changes:
         self.on_probation = frozenset()
         for ballot in ballots:
             self.planned |= ballot.flags
+        if self.planned & LEAVES:
+            self._expect_to_leave(ballots)
         if self.planned & OVER:
             self.give_up(SUCCEEDED)
             raise Evicted(self.given_up)
         self.all_leave = all(ballot.flags & LEAVES for ballot in ballots)
         return True
+
+    def _expect_to_leave(self, ballots: list[Ballot]) -> None:
+        pairs = zip(self.epochs.members, ballots, strict=False)  # guests vote last
+        self.history.expect(LEFT, [who.uuid for who, ballot in pairs if ballot.flags & LEAVES])
 
     def _to_drop(self, error: Diverged) -> frozenset[str]:
         """Choose the members that the others go on without, instead of ending all; alike on all.
@@ -224,6 +234,7 @@ class Changes:
         if self.epochs.me.uuid in odd:
             self.give_up("this rank differs from the others")
             raise error
+        self.history.expect(DIFFERS, odd)
         stay = [process.uuid for process in self.epochs.members if process.uuid not in odd]
         if self.epochs.me.uuid == stay[0]:
             say(f"elastic: going on without what differs: {error}")
@@ -338,7 +349,7 @@ class Changes:
             return False
         finally:
             self.meets = False
-        self._note(decided)
+        self._note(decided, entering, late)
         self._bar([process for process in decided.lost if process.uuid in entering])
         counts = decided.step > self.counters.commits
         if decided.step - self.counters.commits > 1 or (counts and not self.voted):
@@ -374,10 +385,12 @@ class Changes:
                     f"called for {seconds:.0f} s"
                 )
 
-    def _note(self, decided: Decided) -> None:
+    def _note(self, decided: Decided, entering: set[str], late: bool) -> None:
         self.lost += decided.lost
-        self.numbers["epochs"] = self.epochs.epoch
-        self.numbers["agree_ms"] = decided.seconds * 1e3
+        history = self.history
+        history.explain(decided.lost, decided.fates, entering, late)
+        history.agree_seconds = decided.seconds
+        history.steps_lost += max(0, self.counters.commits - decided.step)
 
     def let_go(self) -> None:
         """After a vote that counts: go on without those that leave, if any do."""
@@ -416,7 +429,7 @@ class Changes:
                 if self.epochs.guests and self.epochs.rank == 0:
                     within(self._call_in)
                 self.epochs.make()
-                self.numbers["regroup_ms"] = (time.monotonic() - began) * 1e3
+                self.history.regroup_seconds = time.monotonic() - began
                 if self.epochs.guests:
                     self._give_state()
                 else:
@@ -475,8 +488,9 @@ class Changes:
             lost,
             tuple(member(process) for process in joined),
             seconds,
+            tuple(self.history.reasons.get(process.uuid, UNKNOWN) for process in self.lost),
         )
-        self.numbers["change_ms"] = seconds * 1e3
+        self._remember(change)
         self.journal(
             "change",
             epoch=epochs.epoch,
@@ -490,6 +504,22 @@ class Changes:
             say(f"elastic: {_sentence(change, self.counters.steps)}")
         for callback in self.on_change:
             callback(change)
+
+    def _remember(self, change: Change) -> None:
+        self.history.add(
+            {
+                "epoch": change.epoch,
+                "step": change.step,
+                "at": time.time(),
+                "size": change.size,
+                "lost": [
+                    {**place(process), "why": why}
+                    for process, why in zip(change.lost, change.reasons, strict=True)
+                ],
+                "joined": [place(process) for process in change.joined],
+                "seconds": change.seconds,
+            }
+        )
 
     # ---- guests
 
@@ -532,8 +562,8 @@ class Changes:
         epochs.allow(GUEST_SECONDS + state.total_bytes / GUEST_RATE)
         sent = transfer.send(state, dist.group.WORLD, givers, joiners)
         vote(Ballot(epochs.epoch, self.counters.commits), len(epochs.all))
-        self.numbers["sent_mb"] = self.numbers.get("sent_mb", 0.0) + sent / 1e6
-        self.numbers["give_ms"] = (time.monotonic() - began) * 1e3
+        self.history.sent_bytes += sent
+        self.history.give_seconds = time.monotonic() - began
         self.meet(" ".join("+" + guest.uuid for guest in epochs.guests))
 
     def take_state(self) -> None:
@@ -577,7 +607,10 @@ def _is_well(backend: Any) -> bool:
 
 
 def _sentence(change: Change, step: int) -> str:
-    gone = ", ".join(f"{member.host} process {member.pid}" for member in change.lost)
+    gone = ", ".join(
+        f"{member.host} process {member.pid} ({why})"
+        for member, why in zip(change.lost, change.reasons, strict=True)
+    )
     came = ", ".join(f"{member.host} process {member.pid}" for member in change.joined)
     what = f"without {gone}" if gone else ""
     what += (" and " if gone and came else "") + (f"with {came}" if came else "")

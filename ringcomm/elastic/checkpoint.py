@@ -36,6 +36,7 @@ import torch
 
 from ringcomm._runtime.process import say
 from ringcomm.elastic.shards import part_of
+from ringcomm.elastic.stats import Checkpoint
 from ringcomm.elastic.transfer import PLAIN as PLAIN_TYPES
 
 FORMAT = 1
@@ -85,6 +86,8 @@ class Checkpoints:
         self._kept: dict[str, torch.Tensor] = {}  # the thread reads it, so one write at a time
         self._thread: threading.Thread | None = None
         self._error = ""  # from the last write; read after the thread's end
+        self.known: Checkpoint | None = None  # the newest that was written or loaded here
+        self.failures = 0
 
     def due(self, step: int, now: float) -> bool:
         """Tell whether a checkpoint is to be made after `step`, at `now` (monotonic seconds).
@@ -169,6 +172,7 @@ class Checkpoints:
         except (_DamageError, OSError, RuntimeError, pickle.UnpicklingError) as error:
             what = f"checkpoint {checkpoint.path} cannot be read"
             raise RuntimeError(f"{what}: {_reason(error)}") from error
+        self._know(checkpoint.path, checkpoint.step)
         plain: dict[str, Any] = values.pop(PLAIN)
         missing = [str(key) for key in state if key not in plain]
         if missing:
@@ -189,12 +193,18 @@ class Checkpoints:
             shutil.rmtree(folder, ignore_errors=True)
             what = f"checkpoint of step {head['step']} could not be written"
             self._error = f"{what} to {self._directory}: {_reason(error)}"
+            self.failures += 1
             self._log(f"{self._error}; training goes on, and the next save tries anew")
             return
+        self._know(path, head["step"])
         try:
             _thin(path, self._keep)
         except OSError as error:
             self._log(f"old checkpoints in {self._directory} could not be removed: {error}")
+
+    def _know(self, path: Path, step: int) -> None:
+        with contextlib.suppress(OSError):  # another process has removed it
+            self.known = {"step": step, "path": str(path), "at": path.stat().st_mtime}
 
 
 def _swap(value: Any, path: Keys, other: Callable[[Keys, torch.Tensor], Any]) -> Any:

@@ -13,7 +13,7 @@ import contextlib
 import copy
 import json
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
 
@@ -51,6 +51,7 @@ class Decided:
     lost: tuple[Process, ...]
     extra: str
     seconds: float
+    fates: dict[str, str] = field(default_factory=dict)  # of members that are gone, by uuid
 
 
 @dataclass
@@ -195,6 +196,7 @@ class Epochs:
             )
         self.made = answer.decision
         stay = tuple(self.members[rank] for rank in self.made.ranks)
+        fates = {self.members[rank].uuid: fate for rank, fate in self.agreement.fates.items()}
         lost = tuple(member for member in self.members if member not in stay)
         words = self.made.extra.split()
         confirmed = tuple(guest for guest in self.guests if "+" + guest.uuid in words)
@@ -206,7 +208,8 @@ class Epochs:
         for word in words:
             if word.startswith("@"):
                 self.home.move(word[1:])
-        return Decided(self.made.step, lost, self.made.extra, time.monotonic() - began)
+        seconds = time.monotonic() - began
+        return Decided(self.made.step, lost, self.made.extra, seconds, fates)
 
     def _shut_down(self) -> None:
         """Wait for what streams of a device still do for the groups: it writes into tensors.

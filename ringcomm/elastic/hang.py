@@ -9,6 +9,7 @@ not hang, and no rank does while nobody waits for it: all may be compiling.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import statistics
 import sys
@@ -17,6 +18,8 @@ from collections import deque
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
+
+import torch.distributed as dist
 
 from ringcomm._flight.recorder import stacks_of_threads
 from ringcomm._flight.records import read_ring
@@ -84,9 +87,9 @@ def waits_in_an_operation() -> bool:
 class Hang:
     """A rank's part in a hang: it says that it waits, or it ends itself."""
 
-    def __init__(self, progress: Progress, meets: Callable[[], bool]) -> None:
+    def __init__(self, progress: Progress, meets: Callable[[], bool], uuid: str) -> None:
         """`meets`: whether the main thread waits for others to agree on a change."""
-        self._progress, self._meets = progress, meets
+        self._progress, self._meets, self._uuid = progress, meets, uuid
         self._told = ""
 
     def look(self, keys: Any, place: str) -> None:
@@ -104,7 +107,14 @@ class Hang:
                 within(lambda: keys.set(key, "1"))
                 self._told = key
         elif within(lambda: keys.check([key])) and self._progress.still_for():
+            with contextlib.suppress(dist.DistError):
+                within(lambda: keys.set(hung(self._uuid), "1"))  # the others see why it is gone
             end_of_a_hang(seconds)
+
+
+def hung(uuid: str) -> str:
+    """Return the key by which a process says that it ends because it hung."""
+    return f"hung/{uuid}"
 
 
 def end_of_a_hang(seconds: float) -> None:

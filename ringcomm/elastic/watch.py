@@ -145,6 +145,10 @@ class Watch:
             guests, self._guests = self._guests, []
             return guests
 
+    @property
+    def stopped(self) -> bool:
+        return self._stopped
+
     def stop(self) -> None:
         self._stopped = True
         self._wake.set()

@@ -7,11 +7,11 @@ Rank 0 writes checkpoints, which hold the plain modules' state, without DDP's.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
 import sys
 import time
+import uuid
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
 from datetime import timedelta
@@ -27,17 +27,20 @@ from torch.optim.optimizer import (
 )
 
 from ringcomm._runtime.process import say
-from ringcomm.elastic import ballot, ddp, lease, notices, transfer, units
+from ringcomm.elastic import ballot, ddp, lease, notices, units
 from ringcomm.elastic.ballot import LEAVES
 from ringcomm.elastic.changes import COUNTERS, Change, Changes, Member, member
-from ringcomm.elastic.checkpoint import Checkpoints, Found
+from ringcomm.elastic.checkpoint import Checkpoints
 from ringcomm.elastic.entrance import Entered, Entrance
 from ringcomm.elastic.epochs import Epochs
 from ringcomm.elastic.errors import Evicted, Left, Redo, Spare, TooFew
-from ringcomm.elastic.hang import Hang, Progress
+from ringcomm.elastic.hang import Hang, Progress, hung
 from ringcomm.elastic.rendezvous import Record
 from ringcomm.elastic.sampler import Feed
+from ringcomm.elastic.saving import Saving
 from ringcomm.elastic.state import Stateful, Tracked
+from ringcomm.elastic.stats import History, Stats, stats_of
+from ringcomm.elastic.status import Reporter
 from ringcomm.elastic.store import RunStore, within
 from ringcomm.elastic.unit_groups import UnitGroups
 from ringcomm.elastic.watch import MOST, Watch
@@ -47,7 +50,6 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 MOST_RANKS = 200  # in a group
-NO_CHECKPOINT = -1  # instead of its step
 
 
 class World:
@@ -71,6 +73,7 @@ class World:
         self._tracked: Tracked | None = None
         self._feed: Feed | None = None
         self._saving: Saving | None = None
+        self._reporter: Reporter | None = None
         self._callbacks: list[Callable[[Change], None]] = []
         self._step: Step | None = None  # that is under way
         self._attempts = False  # a call of `attempt` is under way
@@ -139,14 +142,22 @@ class World:
         shares = sampler._deck.shares() if sampler is not None else [1]
         return len(shares) / sum(shares)
 
-    def stats(self) -> dict[str, float]:
-        """Return figures of the changes so far; times in ms, of the last change."""
-        return dict(self._changes.numbers) if self._changes else {}
+    def stats(self) -> Stats:
+        """Return figures of the world as this rank knows them. Any thread may call it."""
+        changes, written = self._changes, self._saving.checkpoints if self._saving else None
+        return stats_of(
+            changes.history if changes else History(),
+            changes.epochs if changes else None,
+            self.step_number,
+            written.known if written else None,
+            written.failures if written else 0,
+        )
 
     # ---- entering
 
     def _begin(self, entered: Entered) -> None:
-        hang = Hang(self._progress, lambda: bool(self._changes and self._changes.meets))
+        me = entered.epochs.me
+        hang = Hang(self._progress, lambda: bool(self._changes and self._changes.meets), me.uuid)
         watch = Watch(
             self._store,
             self._may_call,
@@ -155,7 +166,10 @@ class World:
             lambda: self._tell_end(entered.epochs),
             self._groups.size if self._groups else 1,
         )
-        self._changes = Changes(entered.epochs, watch)
+        history = History(entered=entered.epochs.epoch)
+        self._changes = Changes(entered.epochs, watch, history=history)
+        self._reporter = Reporter(self._changes, lambda: self.stats() if self._training else None)
+        self._reporter.start()
         self._changes.on_change = self._callbacks
         self._changes.shared = entered.is_guest
         self._founder = not entered.is_guest
@@ -181,10 +195,13 @@ class World:
         hang.look(keys, f"{epochs.life}/{epochs.epoch}/{changes.counters.commits}")
         if epochs.members[:1] == (epochs.me,):
             changes.is_over = changes.is_over or within(lambda: lease.beat(keys, epochs.life))
+        changes.history.ask_why(lambda uuid: within(lambda: keys.check([hung(uuid)])))
 
     def _tell_end(self, epochs: Epochs) -> None:
         """Say that this process is in its world no more. It may be ending: without a thread."""
         changes, keys = self._changes, self._store.ready
+        if self._reporter is not None:
+            self._reporter.look()
         if keys is not None:
             gave_up = changes is None or bool(changes.given_up) or changes.is_spare
             raised = self._failed or getattr(sys, "last_value", None) is not None
@@ -269,6 +286,7 @@ class World:
 
     def _agree_on_state(self) -> None:
         self._at.counters.seed = torch.initial_seed() & (1 << 62) - 1
+        self._at.counters.world = uuid.uuid4().int & (1 << 62) - 1
         assert self._tracked is not None
         self.attempt(self._at.epochs.connect_units)
         self._tracked.shards.regroup()
@@ -555,6 +573,8 @@ class World:
         changes.watch.stop()
         if self._saving is not None and (changes.all_leave or len(changes.epochs.members) == 1):
             self._saving.save(certainly=True)
+        if self._reporter is not None:
+            self._reporter.look()
         changes.epochs.end()
         raise Left
 
@@ -635,6 +655,7 @@ class Step(AbstractContextManager["Step"]):
         trace: TracebackType | None,
     ) -> bool:
         ended = False
+        self._world._progress.move()  # one that has waited for a rank that hung does not hang
         try:
             ended = self._end(error)
         finally:
@@ -713,92 +734,5 @@ class Step(AbstractContextManager["Step"]):
         except BaseException:
             changes.give_up("this rank could not undo a step that does not count")
             raise
-        changes.numbers["aborted"] = changes.numbers.get("aborted", 0) + 1
+        changes.history.aborted += 1
         changes.journal("aborted")
-
-
-def _newest_of_all(steps: list[int], places: list[int]) -> int:
-    """Return the newest step of which each place in a unit has a checkpoint, as ranks tell; -1."""
-    return min(
-        max(step for step, held in zip(steps, places, strict=True) if held == place)
-        for place in places
-    )
-
-
-def _told(number: int) -> list[int]:
-    """Tell all ranks a number; returns each rank's."""
-    every = torch.empty(dist.get_world_size(), dtype=torch.int64)
-    dist.all_gather_into_tensor(every, torch.tensor([number]))
-    return [int(told) for told in every]
-
-
-class Saving:
-    """Writes and reads `Checkpoints` for a world; with units, those of this rank's shard."""
-
-    def __init__(self, run: str, checkpoints: Checkpoints, changes: Changes) -> None:
-        self._run, self._checkpoints, self.changes = run, checkpoints, changes
-
-    def load(self) -> None:
-        """Load the newest whole checkpoint of all ranks' folders, if any has one, and share it.
-
-        The folders may be one, or each on its host's own disk. Shards are all of one step. Raises
-        what `newest` raises, where no rank has a whole one and this rank has damaged ones.
-        """
-        places = [process.place for process in self.changes.epochs.members]
-        rank, newest, damage, most = self.changes.epochs.rank, None, None, None
-        mine = self._checkpoints.latest_step()
-        while (step := _newest_of_all(steps := _told(mine), places)) >= 0:
-            if max(steps) > step:  # of a shard, and others are behind
-                most, newest = step, None
-                mine = self._checkpoints.latest_step(most)
-                continue
-            givers = [steps.index(step, places.index(place)) for place in places]
-            giver = givers[rank]
-            if rank == giver and newest is None:
-                try:
-                    newest = self._checkpoints.newest(most)
-                except RuntimeError as error:
-                    damage = error
-                mine = newest.step if newest else NO_CHECKPOINT
-            told = _told(mine)
-            if all(told[giver] == step for giver in givers):
-                break
-        else:
-            if damage is not None:
-                raise damage
-            giver, newest = places.index(places[rank]), None
-        if rank == giver and newest is not None:
-            self._take(newest)
-        self.changes.share_state(giver)
-
-    def _take(self, newest: Found) -> None:
-        state = self._checkpoints.load(newest, dict(self._named()))
-        for name, thing in self._named():
-            transfer.load(thing, state[name])
-        say(f"elastic: goes on from checkpoint {newest.path}, step {newest.step}")
-        self.changes.counters.steps = newest.step
-
-    def save(self, certainly: bool = False) -> None:
-        """Write a checkpoint on rank 0 if one is due; `certainly`: in any case, to its end."""
-        changes, step = self.changes, self.changes.counters.steps
-        due = self._checkpoints.due(step, time.monotonic())  # on all ranks: any may be 0 later
-        epochs = changes.epochs
-        first = units.replicas_of(epochs.me, epochs.members)[0]
-        if epochs.rank != first or not (due or certainly):
-            return
-        if certainly:
-            with contextlib.suppress(RuntimeError):  # the one before has failed: it was logged
-                self._checkpoints.finish()
-        state = {name: thing.state_dict() for name, thing in self._named()}
-        self._checkpoints.save(step, state, {"run": self._run, "epoch": changes.epochs.epoch})
-        if certainly:
-            self._checkpoints.finish()
-
-    def _named(self) -> list[tuple[str, Any]]:
-        tracked = self.changes.tracked
-        assert tracked is not None
-        return [
-            (name, ddp.unwrapped(thing) if isinstance(thing, torch.nn.Module) else thing)
-            for name, thing in tracked.objects.items()
-            if name != COUNTERS
-        ]

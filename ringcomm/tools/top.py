@@ -29,6 +29,7 @@ from ringcomm._flight.records import (
 from ringcomm._text import aligned, show_rate, show_seconds, spans
 from ringcomm.tools import extra
 from ringcomm.tools.trace.job import YOUNG_NS
+from ringcomm.tools.world.state import headline, worlds_in
 
 NEWEST = 64  # operations that are read of each group
 KEY = re.compile(r"\x1b\[[0-9]*[A-Z~]|.", re.DOTALL)
@@ -321,7 +322,11 @@ def title_of(folder: Path, now: Look) -> str:
     if states and states <= {"gone", "ended"}:
         how = "ended" if states == {"ended"} else "are gone; no failure was recorded"
         return f"{folder}: all {len(now.lives)} processes {how}"
-    return f"{folder}: {len(ranks)} ranks at {clock}; ops, bytes and waits of the last look"
+    worlds = [f"\n{headline(world)}" for world in worlds_in(folder) if world.runs()]
+    return (
+        f"{folder}: {len(ranks)} ranks at {clock}; ops, bytes and waits of the last look"
+        + "".join(worlds[-1:])
+    )
 
 
 def run(options: argparse.Namespace) -> int:

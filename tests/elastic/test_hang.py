@@ -5,12 +5,14 @@ from __future__ import annotations
 import re
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from lab.limits import limit
 from lab.trainees import trainees
 from ringcomm.elastic.hang import FEWEST, USUAL_STEPS, Progress
+from ringcomm.tools.world.state import worlds_in
 
 
 class Clock:
@@ -59,11 +61,24 @@ def test_what_is_too_long() -> None:
     assert never.still_for() == 0
 
 
+def await_reason(folder: Path, pid: int | None, why: str) -> None:
+    """Wait until the world's file says why a process is gone."""
+    deadline = time.monotonic() + limit(10)
+    told: dict[int, str] = {}
+    while told.get(pid or 0) != why:
+        assert time.monotonic() < deadline, told
+        time.sleep(0.05)
+        for world in worlds_in(folder):
+            lost = (lost for change in world.stats["history"] for lost in change["lost"])
+            told |= {process["pid"]: process["why"] for process in lost}
+
+
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_a_rank_that_hangs_ends_itself(tmp_path: Path, ranks: int) -> None:
     """Operations would wait for a minute."""
     errors, fates = tmp_path / "errors", ((1, "hangs", 15),)
-    with trainees(ranks, fates=fates, hung_after=1.0, epochs=1000, errors=str(errors)) as some:
+    more: dict[str, Any] = {"errors": str(errors), "settings": {"RINGCOMM_TRACE": str(tmp_path)}}
+    with trainees(ranks, fates=fates, hung_after=1.0, epochs=1000, **more) as some:
         some.await_events([1], "dies")
         (began,) = some.events(1, "dies")
         others = [number for number in range(ranks) if number != 1]
@@ -76,6 +91,7 @@ def test_a_rank_that_hangs_ends_itself(tmp_path: Path, ranks: int) -> None:
         assert "in _hang" in text, text
         (anew,) = some.start(hung_after=1.0)
         some.await_events([anew], "tracked")
+        await_reason(tmp_path, some.processes[1].pid, "hung")
         some.check_equal()
         some.check_ledger()
 

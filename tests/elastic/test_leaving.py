@@ -30,7 +30,7 @@ def newest(folder: Path) -> int:
 def check_nothing_again(some: Trainees, numbers: list[int]) -> None:
     """Require that they computed no step twice."""
     for end in some.await_ends(numbers):
-        assert end["stats"].get("aborted", 0) == 0, end
+        assert end["stats"]["aborted"] == 0, end
 
 
 @pytest.mark.parametrize("leaver", [0, 1])

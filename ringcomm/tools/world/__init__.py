@@ -1,0 +1,1 @@
+"""Elastic worlds as their ranks write them down: in a terminal, and as a page."""
