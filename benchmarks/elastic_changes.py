@@ -2,6 +2,7 @@
 
     python benchmarks/elastic_changes.py                       # 20 kills and 20 joins on this host
     python benchmarks/elastic_changes.py --rounds 5 --ranks 3
+    python benchmarks/elastic_changes.py --unit 2              # a model sharded by FSDP2, in units
 
 A round kills one of the ranks, chosen at random, and starts another one in its place. Times are of
 the slowest survivor. The cost is that of a step with and without `world.step()`, in turn: of 10 ms,
@@ -14,6 +15,7 @@ import random
 import statistics
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -21,6 +23,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from lab import report
+from lab.course import starters
 from lab.report import Spread
 from lab.trainee import Log, Plan, enter
 from lab.trainees import Trainees, trainees
@@ -43,9 +46,12 @@ def next_changes(some: Trainees, alive: list[int], cause: Callable[[], Any]) -> 
     return [some.events(n, "change")[count] for n, count in zip(alive, counts, strict=True)]
 
 
-def kill_one(some: Trainees, alive: list[int], chance: random.Random) -> dict[str, float]:
-    """Kill one; returns the figures of the round, in ms. It is taken out of `alive`."""
-    victim = alive.pop(chance.randrange(len(alive)))
+def kill_one(some: Trainees, units: list[set[int]], chance: random.Random) -> dict[str, float]:
+    """Kill one; returns the figures of the round, in ms. Its unit, the last now, is without it."""
+    units.append(units.pop(chance.randrange(len(units))))
+    victim = chance.choice(sorted(units[-1]))
+    units[-1].remove(victim)
+    alive = sorted(set().union(*units[:-1]))
     time.sleep(chance.uniform(0.0, 0.05))  # at any place of a step
     at = 0.0
 
@@ -62,27 +68,41 @@ def kill_one(some: Trainees, alive: list[int], chance: random.Random) -> dict[st
     return {"works": (works - at) * 1e3, "commits": (max(steps) - at) * 1e3}
 
 
-def join_one(some: Trainees, alive: list[int]) -> dict[str, float]:
-    """Start one; returns how long it waits in `world.track`, and the others for it, in ms."""
+def join_one(some: Trainees, units: list[set[int]]) -> dict[str, float]:
+    """Start one, for the last unit.
+
+    Returns how long it waits in `world.track`, and the others for it, in ms.
+    """
     started: list[int] = []
+    alive = sorted(set().union(*units))
     changed = next_changes(some, alive, lambda: started.extend(some.start(1)))
     some.await_events(started, "tracked")
     events = {event["what"]: float(event["at"]) for event in some.events(started[0])}
-    alive += started
+    units[-1] |= set(started)
     stall = max(float(event["ms"]) for event in changed)
     return {"waits": (events["tracked"] - events["asks"]) * 1e3, "stalls": stall}
 
 
-def changes(ranks: int, rounds: int, seed: int) -> dict[str, list[float]]:
+def training(ranks: int, unit: int) -> Any:
+    """Start a training without end: with DDP, or with FSDP2 in units."""
+    if unit == 1:
+        return trainees(ranks, epochs=1 << 30, pause=PAUSE)
+    from lab.sharded import Part, train  # it takes seconds to import
+
+    part = Part("both", steps=1 << 30, pause=PAUSE)
+    return starters(ranks, partial(train, part=part), unit=unit)
+
+
+def changes(ranks: int, unit: int, rounds: int, seed: int) -> dict[str, list[float]]:
     chance, seconds = random.Random(seed), dict[str, list[float]]()
-    with trainees(ranks, epochs=1 << 30, pause=PAUSE) as some:
-        alive = list(range(ranks))
-        some.await_events(alive, "step", 20)
+    with training(ranks, unit) as some:
+        units = [set(range(first, first + unit)) for first in range(0, ranks, unit)]
+        some.await_events(list(range(ranks)), "step", 20)
         for round_ in range(rounds):
             report.progress(f"kill and join {round_ + 1} of {rounds}")
-            figures = kill_one(some, alive, chance) | join_one(some, alive)
-            for name, value in figures.items():
+            for name, value in (kill_one(some, units, chance) | join_one(some, units)).items():
                 seconds.setdefault(name, []).append(value)
+            some.await_events(list(set().union(*units)), "step", 20)
     report.progress("")
     return seconds
 
@@ -139,12 +159,13 @@ def show(values: list[float], unit: str) -> str:
 def main() -> None:
     parser = report.parser(__doc__)
     parser.add_argument("--ranks", type=int, default=4)
+    parser.add_argument("--unit", type=int, default=1, help="ranks that hold a copy of the model")
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args()
-    figures = changes(options.ranks, options.rounds, options.seed)
-    figures["cost"] = costs(2, PAUSE)
-    figures["least"] = costs(2, 0.0)
+    figures = changes(options.ranks, options.unit, options.rounds, options.seed)
+    if options.unit == 1:
+        figures |= {"cost": costs(2, PAUSE), "least": costs(2, 0.0)}
     rows = (
         ("kill -9 to the new group", "works", "ms"),
         ("kill -9 to the next step", "commits", "ms"),
@@ -153,9 +174,11 @@ def main() -> None:
         ("cost of a step of 10 ms, 2 ranks", "cost", "us"),
         ("cost of the shortest step, 2 ranks", "least", "us"),
     )
-    print(f"{options.ranks} ranks, steps of {PAUSE * 1e3:.0f} ms, {options.rounds} rounds: ")
-    for text, name, unit in rows:
-        print(f"  {text:36}{show(figures[name], unit)}")
+    what = f"{options.ranks} ranks" + f" in units of {options.unit}" * (options.unit > 1)
+    print(f"{what}, steps of {PAUSE * 1e3:.0f} ms, {options.rounds} rounds: ")
+    for text, name, measure in rows:
+        if name in figures:
+            print(f"  {text:36}{show(figures[name], measure)}")
     report.write_json(options.json, "elastic", {"machine": report.machine(), "figures": figures})
 
 

@@ -111,6 +111,7 @@ def train(world: elastic.World, log: Log, part: Part) -> None:
     opt = torch.optim.AdamW(net.parameters(), lr=1e-2)
     sampler, loader = loader_of(part.kind)
     world.on_change(lambda change: log("change", size=change.size, ms=change.seconds * 1e3))
+    log("asks")
     world.track(net=net, opt=opt, sampler=sampler)
     if part.checkpoints:
         world.checkpoint(part.checkpoints, every=2)

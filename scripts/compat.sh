@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Builds ringcomm with the oldest, the main and the newest torch that it supports, each in a virtual
-# environment of its own under build/compat. Then it runs the demo, the tests of the one file that
-# uses torch's private names, and those of windows and hooks, which only newer versions have. A
+# environment of its own under build/compat. Then it runs the demo, the tests of those files that
+# use torch's private names, and those of windows and hooks, which only newer versions have. A
 # torch that cannot be installed or imported here is at least compiled against: its headers come out
 # of any wheel of it.
 #   TORCHES="2.12 2.14" make compat      other versions
@@ -47,7 +47,7 @@ runs() {  # VERSION: 0 when all of it ran, 1 when this torch cannot be used here
         "src-$1/examples/train_digits.py" 2>>"$log" &&
       cd "src-$1" && rm -r ringcomm &&  # what was installed is tested
       "$env/bin/python" -m pytest -q tests/elastic/test_ddp_change.py \
-        tests/backend/test_window.py tests/backend/test_torch_hooks.py >>"$log" 2>&1
+        tests/elastic/test_sharded.py tests/backend/test_window.py tests/backend/test_torch_hooks.py >>"$log" 2>&1
   ) || { tail -15 "$log" >&2; return 2; }
 }
 

@@ -157,6 +157,7 @@ class Changes:
                 "step",
                 step=self.counters.steps,
                 digest=self.tracked.fingerprint(),
+                place=self.epochs.me.place,
                 used=self.used,
                 held=held,
             )

@@ -30,6 +30,7 @@ from ringcomm.elastic.store import RunStore, within
 from ringcomm.elastic.unit_groups import UnitGroups
 
 FOUNDERS_SECONDS = 10.0  # for the first group: all of them were there a moment ago
+BROKEN = "waits for its unit"  # the fate of a member whose unit has lost a rank
 GUESTS_SECONDS = 5.0  # for a group with guests: they answered a moment ago
 
 
@@ -148,8 +149,13 @@ class Epochs:
             if spare:
                 self._leave_broken_unit(stay, spare, size)
                 again = self._agree(answer.step, False, "", failed=False)
-                lost, seconds = answer.lost + again.lost, answer.seconds + again.seconds
-                answer = Decided(again.step, lost, answer.extra, seconds)
+                answer = Decided(
+                    again.step,
+                    answer.lost + again.lost,
+                    answer.extra,
+                    answer.seconds + again.seconds,
+                    again.fates | answer.fates | {process.uuid: BROKEN for process in spare},
+                )
                 continue
             self.members = stay
             self.me = next(process for process in self.all if process.uuid == self.me.uuid)

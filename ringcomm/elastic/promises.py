@@ -36,9 +36,11 @@ def judge(lines: list[Line]) -> Verdict:
         verdict.broken.append("no step was applied")
         return verdict
     first: dict[int, Line] = {}
+    of_shard: dict[tuple[int, int], Line] = {}  # by step, and place in a unit
     for line in steps:
-        known = first.setdefault(line["step"], line)
-        for what, name in (("digest", "parameters"), ("used", "batches")):
+        same = first.setdefault(line["step"], line)
+        held = of_shard.setdefault((line["step"], line.get("place", -1)), line)
+        for what, name, known in (("digest", "parameters", held), ("used", "batches", same)):
             if known[what] != line[what]:
                 verdict.broken.append(
                     f"step {line['step']}: processes {known['pid']} and {line['pid']} have "

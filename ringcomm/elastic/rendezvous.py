@@ -227,6 +227,11 @@ class Rendezvous:
         return lease.have_ended(self.store, record.members)
 
     def _late(self, seconds: float) -> str:
+        if self.unit > 1 and self.me.ready and self.known and not self._are_dead(self.known):
+            return (
+                f"waited {seconds:.0f} s for others to complete a unit of {self.unit} ranks with "
+                f"this one, which holds shard {self.me.place}: start as many as have ended"
+            )
         if self.known and self.known.members and self.known.confirmed:
             return (
                 f"waited {seconds:.0f} s to be admitted to a world of "

@@ -2,7 +2,7 @@
 
 A rank's state is its own parts of them. After a step that was cut short, FSDP2's modules begin
 anew; after a change, those over both dimensions of the world's mesh find the group of their
-replicas (`_groups_of` has what that takes of torch's privates). Gradients of all other modules are
+replicas (`_groups_of` and `_has_run` know of torch's privates). Gradients of all other modules are
 averaged over replicas here, when a backward pass has all of them.
 """
 
@@ -102,7 +102,8 @@ class Shards:
         """Have modules begin anew after a step that was cut short. Gradients are put back apart."""
         self._is_due = False
         for root in self._roots:
-            root.reset_iter_state()
+            if _has_run(root):
+                root.reset_iter_state()
 
     def regroup(self) -> None:
         """Have modules go on with the replicas of the present epoch."""
@@ -198,6 +199,11 @@ def _fsdp_modules(module: nn.Module) -> Iterator[Any]:
     from torch.distributed.fsdp import FSDPModule
 
     return (part for part in module.modules() if isinstance(part, FSDPModule))
+
+
+def _has_run(root: Any) -> bool:
+    """Tell whether a module has begun a forward pass. Before, FSDP has nothing to reset yet."""
+    return root._get_fsdp_state()._is_root is not None
 
 
 def _groups_of(name: str, module: Any) -> Iterator[tuple[Any, list[Any]]]:
