@@ -24,13 +24,14 @@ from torch.distributed.tensor.parallel import (
     RowwiseParallel,
     parallelize_module,
 )
+from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, TensorDataset
 
 from lab.limits import limit
 from lab.trainee import CLASSES, FEATURES, Log
 from ringcomm import elastic
 
-KINDS = ("shard", "both", "tensor")  # over mesh["shard"], over the mesh as HSDP, in parallel
+KINDS = ("shard", "both", "tensor")  # FSDP in units, HSDP, and tensor parallelism
 SAMPLES, BATCH = 320, 4
 
 
@@ -73,6 +74,8 @@ def model_of(world: elastic.World, kind: str) -> tuple[nn.Module, Dying]:
     torch.manual_seed(world.rank)  # `track` gives all the state of the first
     dying = Dying()
     net = nn.Sequential(nn.Linear(FEATURES, 34), nn.ReLU(), dying, nn.Linear(34, CLASSES))
+    if kind == "plain":
+        return DistributedDataParallel(net, init_sync=False), dying
     if kind == "tensor":
         plan = {"0": ColwiseParallel(), "3": RowwiseParallel()}
         parallelize_module(net, world.mesh["shard"], plan, src_data_rank=None)
@@ -115,7 +118,7 @@ def train(world: elastic.World, log: Log, part: Part) -> None:
     world.track(net=net, opt=opt, sampler=sampler)
     if part.checkpoints:
         world.checkpoint(part.checkpoints, every=2)
-    log("tracked", step=world.step_number, place=world._groups.place, rank=world.rank)  # type: ignore[union-attr]
+    log("tracked", step=world.step_number, place=place_of(world), rank=world.rank)
     while world.step_number < part.steps:
         for x, y, samples in world.batches(loader):
             if number in part.leaves and world.step_number == part.at - 1:
@@ -137,7 +140,7 @@ def train(world: elastic.World, log: Log, part: Part) -> None:
                     "step",
                     step=world.step_number,
                     digest=digest(net, opt),
-                    place=world._groups.place,  # type: ignore[union-attr]
+                    place=place_of(world),
                     size=world.size,
                     samples=samples.tolist(),
                 )
@@ -154,23 +157,27 @@ def await_guests(world: elastic.World) -> None:
         time.sleep(0.002)
 
 
-def churn(world: elastic.World, log: Log, until: float, kind: str) -> None:
-    """Train until a time, by the clock of all, and say how each step ended."""
-    part = Part(kind, steps=1 << 40, pause=random.uniform(0, 0.004))
+def churn(world: elastic.World, log: Log, kind: str) -> None:
+    """Train without end, with pauses of its own; leave at SIGTERM."""
+    pause = random.uniform(0, 0.004)
     world.leave(on_signal=signal.SIGTERM)
-    net, _ = model_of(world, part.kind)
+    net, _ = model_of(world, kind)
     opt = torch.optim.AdamW(net.parameters(), lr=1e-3)
     sampler, loader = loader_of(kind)
+    world.on_change(lambda change: log("change", size=change.size, step=change.step))
     world.track(net=net, opt=opt, sampler=sampler)
-    while time.time() < until:
+    while True:
         for x, y, _ in world.batches(loader):
             with world.step() as step:
                 opt.zero_grad()
                 F.cross_entropy(net(x), y).backward()
                 opt.step()
             if step.counted:
-                told = {"digest": digest(net, opt), "place": world._groups.place}  # type: ignore[union-attr]
+                told = {"digest": digest(net, opt), "place": place_of(world)}
                 log("step", step=world.step_number, size=world.size, **told)
-            time.sleep(part.pause)
-            if time.time() > until:
-                break
+            time.sleep(pause)
+
+
+def place_of(world: elastic.World) -> int:
+    """Return this rank's place in its unit."""
+    return 0 if world._groups is None else world._groups.place
