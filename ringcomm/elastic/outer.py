@@ -94,8 +94,8 @@ class Contribution(NamedTuple):
 class Outer:
     """The rounds of one member, which `World.outer` makes and describes.
 
-    `model` is the outer copy, on the CPU, equal on all members: evaluate it, or save it. `rounds`
-    counts the rounds that this member's parameters have got, and `steps` its inner steps.
+    `model` is the outer copy, on the CPU, equal on all members: evaluate it, or save it. `steps`
+    counts this member's inner steps.
     """
 
     def __init__(
@@ -111,7 +111,7 @@ class Outer:
         self.model, pairs = _outer_copy(model, inner, self._optimizer)
         self._fragments = _cut(pairs, terms.fragments)
         self._left_out: dict[int, Tensor] = {}  # by fragment: what codes have left out so far
-        self.rounds = self.steps = 0
+        self.steps = self._rounds = 0
         self._sent_at = [0] * terms.fragments  # by fragment: `steps` at its last round
         self._since = 0  # inner steps since the last round began
         self._ended = 0.0  # when the last round ended
@@ -122,13 +122,21 @@ class Outer:
 
     # ---- by the program's thread
 
+    @property
+    def rounds(self) -> int:
+        """How many rounds this member's parameters have got, since the beginning of the training.
+
+        `World.step_number` may be ahead, by the round that has ended in the background.
+        """
+        return self._rounds if self._idle is not None else int(self._world.step_number)
+
     def begin(self) -> None:
         """Start from the outer copy of the world; one that joins takes part in a round first.
 
         Its weight there is 0. So it makes its first inner step as the others begin anew.
         """
         self.adopt()
-        self.rounds, self._ended = self._world.step_number, time.monotonic()
+        self._ended = time.monotonic()
         if not self._world._founder:
             self._send()
             self._use_result()
@@ -157,11 +165,12 @@ class Outer:
     def _after_inner_step(self, *_: Any) -> None:
         self.steps += 1
         self._since += 1
-        if self._round is not None and self._is_ripe(self._round):
-            self._use_result()
-        if self._round is None and self._is_due():
+        if self._round is not None:
+            if self._is_ripe(self._round):  # the program may call world.attempt before the next
+                self._use_result()
+        elif self._is_due():
             self._send()
-            if self._round is not None and self._is_ripe(self._round):
+            if not self._terms.overlap:
                 self._use_result()
 
     def _is_due(self) -> bool:
@@ -199,7 +208,7 @@ class Outer:
     def _use_result(self) -> None:
         """Take over what the round led to, in part where inner steps went on meanwhile."""
         assert self._round is not None
-        self.rounds = self._round.result()
+        self._rounds = self._round.result()
         self._round = None
         with torch.no_grad():
             for mine, outer in self._fragments[self._fragment]:
