@@ -30,7 +30,7 @@ Pair = tuple[Any, Any]  # a parameter of the model, and that of the outer copy
 
 @dataclass(frozen=True)
 class Terms:
-    """What was agreed on for rounds: the arguments of `World.outer`."""
+    """The arguments of `World.outer` that say when rounds are, and what they send."""
 
     every: int | timedelta  # for the whole model: inner steps, or time
     bits: int
@@ -84,7 +84,7 @@ class Terms:
 
 
 class Contribution(NamedTuple):
-    """What a member brings to a round."""
+    """A member's part in a round."""
 
     fragment: int
     weight: int  # the inner steps that it made since its last one
@@ -95,7 +95,8 @@ class Outer:
     """The rounds of one member, which `World.outer` makes and describes.
 
     `model` is the outer copy, on the CPU, equal on all members: evaluate it, or save it. `steps`
-    counts this member's inner steps.
+    counts this member's inner steps, and `waited` the seconds in which these stood still for
+    rounds.
     """
 
     def __init__(
@@ -114,6 +115,7 @@ class Outer:
         self.steps = self._rounds = 0
         self._sent_at = [0] * terms.fragments  # by fragment: `steps` at its last round
         self._since = 0  # inner steps since the last round began
+        self.waited = 0.0
         self._ended = 0.0  # when the last round ended
         self._round: Future[int] | None = None  # whose result is not used yet
         self._idle: Future[None] | None = None  # done when the thread has ended
@@ -163,6 +165,11 @@ class Outer:
         return list(zip(self._inner_model.buffers(), self.model.buffers(), strict=True))
 
     def _after_inner_step(self, *_: Any) -> None:
+        began = time.monotonic()
+        self._count_inner_step()
+        self.waited += time.monotonic() - began
+
+    def _count_inner_step(self) -> None:
         self.steps += 1
         self._since += 1
         if self._round is not None:

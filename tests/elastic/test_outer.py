@@ -62,7 +62,7 @@ def draws() -> dict[str, torch.Tensor]:
     ],
 )
 def test_sizes(way: tuple[int, int | None], whole: int, rest: int) -> None:
-    """Of 4,096 numbers, and of one number more."""
+    """Codes of 4,096 numbers, and of one number more."""
     codec = codec_of(way)
     for count, size in ((4096, whole), (4097, whole + rest), (1, rest)):
         assert codec.bytes_of(count) == codec.encode(torch.ones(count)).numel() == size
@@ -71,7 +71,7 @@ def test_sizes(way: tuple[int, int | None], whole: int, rest: int) -> None:
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("kind", draws())
 def test_codes_come_nearer(way: tuple[int, int | None], kind: str) -> None:
-    """What is left out is less than there was; with error feedback, SGD converges for that."""
+    """The rest is less than there was; with error feedback, SGD converges for that."""
     numbers, codec = draws()[kind], codec_of(way)
     left = numbers - codec.decode(codec.encode(numbers), numbers.numel())
     before, after = (float(x.double().square().sum()) for x in (numbers, left))
