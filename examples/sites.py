@@ -23,7 +23,7 @@ import torch
 import ringcomm.elastic as elastic
 
 
-def parse() -> argparse.Namespace:
+def parse(words: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--store", help="host:port; default: RINGCOMM_ELASTIC")
     parser.add_argument("--sites", type=int, default=2, help="sites that begin")
@@ -42,20 +42,17 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--layers", type=int, default=2)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--enough", type=float, default=3.0, help="the loss to be reached")
-    return parser.parse_args()
+    return parser.parse_args(words)
 
 
-def main() -> int:
-    options = parse()
-    torch.set_num_threads(1)
+def train(world: elastic.World, options: argparse.Namespace) -> tuple[float, str]:
+    """Return the outer copy's loss on a sample that all sites have, and a line about the run."""
     text = torch.tensor([byte % diloco.LETTERS for byte in Path(diloco.__file__).read_bytes()])
-    world = elastic.join(options.store, start=options.sites, timeout=timedelta(minutes=2))
     torch.manual_seed(options.seed)
     net = diloco.Model(options.width, options.layers)
     inner = torch.optim.AdamW(net.parameters(), lr=options.rate)
-    outer_opt = torch.optim.SGD(
-        net.parameters(), lr=options.outer_rate, momentum=options.momentum, nesterov=True
-    )
+    rate, momentum = options.outer_rate, options.momentum
+    outer_opt = torch.optim.SGD(net.parameters(), lr=rate, momentum=momentum, nesterov=True)
     outer = world.outer(
         net,
         inner,
@@ -68,30 +65,37 @@ def main() -> int:
     )
     world.leave(on_signal=signal.SIGTERM)
     chance = torch.Generator().manual_seed(1000 * options.seed + world.rank)
-    losses: list[float] = []  # a round's each
-    total, began, first = 0.0, time.perf_counter(), outer.steps
+    losses: list[str] = []  # mean losses of inner steps, by round
+    total, began, first, waited = 0.0, time.perf_counter(), outer.steps, outer.waited
     while outer.rounds < options.rounds:
         before = outer.rounds
         loss = diloco.loss_of(net, diloco.batch(text, options.batch, chance))
         inner.zero_grad()
         loss.backward()
-        inner.step()  # also makes the rounds
+        inner.step()  # after which there may be a round
         total += loss.item()
         if outer.rounds > before:
-            losses.append(total / (outer.steps - first))
+            losses.append(f"{total / (outer.steps - first):.4f}")
             total, first = 0.0, outer.steps
-    seconds = time.perf_counter() - began
+    seconds, waited = time.perf_counter() - began, outer.waited - waited
 
     outer.wait()
-    test = diloco.batch(text, 512, torch.Generator().manual_seed(0))
+    sample = diloco.batch(text, 512, torch.Generator().manual_seed(0))
     with torch.no_grad():
-        reached = diloco.loss_of(outer.model, test).item()
-    bits = sum(p.double().sum().item() for p in outer.model.parameters()).hex()
-    print(
+        reached = diloco.loss_of(outer.model, sample).item()
+    equal = sum(p.double().sum().item() for p in outer.model.parameters()).hex()
+    return reached, (
         f"loss={reached:.4f} rounds={outer.rounds} steps={outer.steps} seconds={seconds:.2f} "
-        f"waited={outer.waited:.3f} sum={bits} rank={world.rank} sites={world.size} "
-        f"losses={','.join(f'{loss:.4f}' for loss in losses)}"
+        f"waited={waited:.3f} sum={equal} losses={','.join(losses)}"
     )
+
+
+def main() -> int:
+    options = parse()
+    torch.set_num_threads(1)
+    world = elastic.join(options.store, start=options.sites, timeout=timedelta(minutes=2))
+    reached, line = train(world, options)
+    print(line)
     return 0 if reached < options.enough else 1
 
 
