@@ -52,7 +52,7 @@ def train(world: elastic.World, options: argparse.Namespace) -> tuple[float, str
     net = diloco.Model(options.width, options.layers)
     inner = torch.optim.AdamW(net.parameters(), lr=options.rate)
     rate, momentum = options.outer_rate, options.momentum
-    outer_opt = torch.optim.SGD(net.parameters(), rate, momentum, nesterov=momentum > 0)
+    outer_opt = torch.optim.SGD(net.parameters(), lr=rate, momentum=momentum, nesterov=momentum > 0)
     outer = world.outer(
         net,
         inner,

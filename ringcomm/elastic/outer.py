@@ -132,17 +132,17 @@ class Outer:
         """
         return self._rounds if self._idle is not None else int(self._world.step_number)
 
-    def begin(self) -> None:
+    def _begin(self) -> None:
         """Start from the outer copy of the world; one that joins takes part in a round first.
 
         Its weight there is 0. So it makes its first inner step as the others begin anew.
         """
-        self.adopt()
+        self._adopt()
         self._ended = time.monotonic()
         if not self._world._founder:
             self._send()
             self._use_result()
-            self.adopt()
+            self._adopt()
             self._since = self._terms.delay
 
     def wait(self) -> None:
@@ -153,7 +153,7 @@ class Outer:
         if self._idle is not None:
             self._idle.result()
 
-    def adopt(self) -> None:
+    def _adopt(self) -> None:
         """Have the outer copy's parameters and buffers in the model."""
         with torch.no_grad():
             for mine, outer in [pair for fragment in self._fragments for pair in fragment]:
@@ -310,7 +310,7 @@ def start(
             f"every={terms.every}: operations between ranks time out after {timeout:.0f} s: give "
             "elastic.join() options with a longer timeout"
         )
-    outer.begin()
+    outer._begin()
     return outer
 
 
@@ -327,7 +327,7 @@ class Follower:
         return {}
 
     def load_state_dict(self, state: dict[str, int]) -> None:
-        self._outer.adopt()
+        self._outer._adopt()
 
 
 def _outer_copy(model: nn.Module, inner: Any, optimizer: Any) -> tuple[nn.Module, list[Pair]]:

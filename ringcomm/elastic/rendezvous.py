@@ -35,6 +35,7 @@ LOOK_SECONDS = 0.005  # between looks at the store of one that waits
 ANSWER_SECONDS = 0.03  # for an answer to a call, or for the next one
 JOIN_SECONDS = 0.015  # the same, of guests: one that is late answers the next call
 ANSWER_TRIPS = 20  # and so many round trips to the store: that may be far
+LONGEST_SECONDS = 4.0  # for answers to the calls of a founder: others may be far from the store
 ALONE_SECONDS = 1.0  # before one founds a world alone: a world without a store may find this one
 PRESENT_SECONDS = 10.0  # for the founders of a world, who answered a moment ago
 FOUNDER_SECONDS = 2.0  # without a call: then another one founds
@@ -153,6 +154,7 @@ class Rendezvous:
     last_call: str = ""
     known: Record | None = None
     heard: float = field(default_factory=time.monotonic)  # the last call, or news of the world
+    window: float = ANSWER_SECONDS  # for answers to the next call
 
     # ---- the record
 
@@ -288,10 +290,11 @@ class Rendezvous:
         self.last_call = call(self.store, "found")
         self.heard = time.monotonic()
         answer(self.store, self.last_call, self.me)
-        came = answers(self.store, self.last_call, self.start)
+        came = answers(self.store, self.last_call, self.start, self.window)
         if self.known is None and self.start == 1:
             time.sleep(ALONE_SECONDS)
         if len(came) < self.start:
+            self.window = min(2 * self.window, LONGEST_SECONDS)
             return
         life = self.known.life + 1 if self.known else 0
         founded = Record(life=life, members=tuple(in_order(came)[: self.start]))

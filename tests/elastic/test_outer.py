@@ -172,8 +172,8 @@ def train(
     number = int(os.environ["RANK"])
     net, inner, outer_opt = parts(number)
     mine = place if number == 1 else ""
-    original = Outer.begin
-    Outer.begin = lambda outer: (rig(outer, log, world, mine), original(outer))[1]  # type: ignore
+    original = Outer._begin
+    Outer._begin = lambda outer: (rig(outer, log, world, mine), original(outer))[1]  # type: ignore
     outer = world.outer(net, inner, outer_opt, **{"every": EVERY, **(options or {})})
     log(
         "tracked",
