@@ -217,7 +217,7 @@ class Rendezvous:
             self._answer(kinds)
             self._look_at_the_lease()
             if self._may_found():
-                self._found()
+                self._found(began + timeout - time.monotonic())
             now = time.monotonic()
             if now - began > OVER_SECONDS and self._is_over():
                 raise Over
@@ -286,11 +286,12 @@ class Rendezvous:
             founder = self.store.compare_set("founder", founder, self.me.uuid).decode()
         return bool(founder == self.me.uuid)
 
-    def _found(self) -> None:
+    def _found(self, left: float) -> None:
+        """Call the others, for so many seconds at most, and found a world if enough answer."""
         self.last_call = call(self.store, "found")
         self.heard = time.monotonic()
         answer(self.store, self.last_call, self.me)
-        came = answers(self.store, self.last_call, self.start, self.window)
+        came = answers(self.store, self.last_call, self.start, min(left, self.window))
         if self.known is None and self.start == 1:
             time.sleep(ALONE_SECONDS)
         if len(came) < self.start:

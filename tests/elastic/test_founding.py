@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import signal
+import threading
 import time
+from typing import Any
 
 import pytest
+import torch.distributed as dist
 
 from lab.limits import limit
 from lab.trainees import Event, Trainees, trainees
+from ringcomm.elastic.rendezvous import Process, Rendezvous
 
 
 def await_raised(some: Trainees, number: int, kind: str) -> str:
@@ -63,6 +67,29 @@ def test_nobody_comes() -> None:
     with trainees(1, start=2, joining=1) as some:
         text = await_raised(some, 0, "TimeoutError")
         assert text.startswith("waited 1 s for 2 ranks to found a world")
+
+
+def answer_late(store: Any, far: Rendezvous, ends: threading.Event) -> None:
+    """Answer each call as one does whose every request to the store takes long."""
+    while not ends.is_set():
+        if store.check(["call"]):
+            time.sleep(0.3)
+            far._answer(("found",))
+        time.sleep(0.01)
+
+
+def test_a_founder_waits_for_those_that_are_far_from_the_store() -> None:
+    store, ends = dist.HashStore(), threading.Event()
+    near, far = (Rendezvous(store, Process(name, name, 1), start=2) for name in ("near", "far"))
+    thread = threading.Thread(target=answer_late, args=(store, far, ends), daemon=True)
+    thread.start()
+    try:
+        record = near.enter(limit(10))
+    finally:
+        ends.set()
+        thread.join()
+    assert record is not None
+    assert {process.uuid for process in record.members} == {"near", "far"}
 
 
 def test_too_few() -> None:
