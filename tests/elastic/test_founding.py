@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import threading
 import time
@@ -12,7 +13,7 @@ import torch.distributed as dist
 
 from lab.limits import limit
 from lab.trainees import Event, Trainees, trainees
-from ringcomm.elastic.rendezvous import Process, Rendezvous
+from ringcomm.elastic.rendezvous import Process, Rendezvous, answer
 
 
 def await_raised(some: Trainees, number: int, kind: str) -> str:
@@ -69,22 +70,22 @@ def test_nobody_comes() -> None:
         assert text.startswith("waited 1 s for 2 ranks to found a world")
 
 
-def answer_late(store: Any, far: Rendezvous, ends: threading.Event) -> None:
+def answer_late(store: Any, far: Process, ends: threading.Event) -> None:
     """Answer each call as one does whose every request to the store takes long."""
-    while not ends.is_set():
+    while not ends.wait(0.01):
         if store.check(["call"]):
+            name = json.loads(store.get("call").decode())["name"]
             time.sleep(0.3)
-            far._answer(("found",))
-        time.sleep(0.01)
+            answer(store, name, far)
 
 
 def test_a_founder_waits_for_those_that_are_far_from_the_store() -> None:
     store, ends = dist.HashStore(), threading.Event()
-    near, far = (Rendezvous(store, Process(name, name, 1), start=2) for name in ("near", "far"))
+    near, far = (Process(name, name, 1) for name in ("near", "far"))
     thread = threading.Thread(target=answer_late, args=(store, far, ends), daemon=True)
     thread.start()
     try:
-        record = near.enter(limit(10))
+        record = Rendezvous(store, near, start=2).enter(limit(10))
     finally:
         ends.set()
         thread.join()
