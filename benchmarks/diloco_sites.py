@@ -147,11 +147,12 @@ def losses(options: argparse.Namespace, rest: list[str]) -> list[dict[str, Any]]
             results.append({"way": way, "seed": seed, "loss": reached, "curves": curves})
     report.progress("")
     rows = []
-    plain = {row["seed"]: row["loss"] for row in results if row["way"] == "fp32"}
-    for way in FEWER:
+    exact = {(row["way"], row["seed"]): row["loss"] for row in results}
+    for way, words in FEWER.items():
+        fp32 = "fp32, no momentum" if PLAIN[0] in words else "fp32"
         some_rows = [row for row in results if row["way"] == way]
         reached_by_seed = [row["loss"] for row in some_rows]
-        beside = [row["loss"] - plain[row["seed"]] for row in some_rows]
+        beside = [row["loss"] - exact[fp32, row["seed"]] for row in some_rows]
         mean = f"{statistics.mean(reached_by_seed):.4f}"
         spread = f"({min(reached_by_seed):.4f} to {max(reached_by_seed):.4f})"
         rows.append([way, f"{mean} {spread}", f"{min(beside):+.4f} to {max(beside):+.4f}"])
