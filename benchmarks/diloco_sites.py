@@ -18,6 +18,7 @@ loss of the outer copy over seeds and ways to send less; these sites are process
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import re
 import runpy
 import statistics
@@ -126,9 +127,12 @@ def computing(options: argparse.Namespace, rest: list[str]) -> list[dict[str, An
 
 def learn(world: World, log: Log, words: list[str]) -> None:
     """Be one site of a comparison of losses."""
-    examples = ROOT / "examples"
-    sys.path.insert(0, str(examples))  # where sites.py finds diloco.py
-    sites = runpy.run_path(str(examples / "sites.py"))
+    spec = importlib.util.spec_from_file_location("diloco", ROOT / "examples" / "diloco.py")
+    assert spec is not None
+    assert spec.loader is not None
+    sys.modules["diloco"] = importlib.util.module_from_spec(spec)  # which sites.py imports
+    spec.loader.exec_module(sys.modules["diloco"])
+    sites = runpy.run_path(str(ROOT / "examples" / "sites.py"))
     log("end", line=sites["train"](world, sites["parse"](words))[1])
 
 
