@@ -352,8 +352,8 @@ FLOORS = [
     {"_text", "_build_info", "options"},
     {"_network", "_runtime"},
     {"_flight"},
-    {"algorithms", "compression", "elastic"},
-    {"hooks", "plan", "torchft"},  # former names, and another library's
+    {"algorithms", "compression"},
+    {"elastic", "hooks", "plan", "torchft"},  # two former names, and another library's
     {"tools"},
     {"__main__"},
 ]

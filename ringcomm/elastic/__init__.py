@@ -13,6 +13,7 @@ docs/elastic.md has the whole script, and what happens at each kind of failure.
 from ringcomm.elastic.changes import Change, Member
 from ringcomm.elastic.errors import Diverged, Evicted, TooFew
 from ringcomm.elastic.joining import join
+from ringcomm.elastic.outer import Outer
 from ringcomm.elastic.sampler import Sampler
 from ringcomm.elastic.stats import Stats
 from ringcomm.elastic.world import Step, World
@@ -22,6 +23,7 @@ __all__ = [
     "Diverged",
     "Evicted",
     "Member",
+    "Outer",
     "Sampler",
     "Stats",
     "Step",

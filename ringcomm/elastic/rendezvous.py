@@ -31,6 +31,7 @@ LOOK_SECONDS = 0.005  # between looks at the store of one that waits
 ANSWER_SECONDS = 0.03  # for an answer to a call, or for the next one
 JOIN_SECONDS = 0.015  # the same, of guests: one that is late answers the next call
 ANSWER_TRIPS = 20  # and so many round trips to the store: that may be far
+LONGEST_SECONDS = 4.0  # for answers to the calls of a founder: others may be far from the store
 ALONE_SECONDS = 1.0  # before one founds a world alone: a world without a store may find this one
 PRESENT_SECONDS = 10.0  # for the founders of a world, who answered a moment ago
 FOUNDER_SECONDS = 2.0  # without a call: then another one founds
@@ -103,6 +104,7 @@ class Rendezvous:
     last_call: str = ""
     known: Record | None = None
     heard: float = field(default_factory=time.monotonic)  # the last call, or news of the world
+    window: float = ANSWER_SECONDS  # for answers to the next call
 
     # ---- the record
 
@@ -188,7 +190,7 @@ class Rendezvous:
             self._answer(kinds)
             self._look_at_the_lease()
             if self._may_found():
-                self._found()
+                self._found(began + timeout - time.monotonic())
             now = time.monotonic()
             if now - began > OVER_SECONDS and self._is_over():
                 raise Over
@@ -272,14 +274,16 @@ class Rendezvous:
             founder = self.store.compare_set("founder", founder, self.me.uuid).decode()
         return bool(founder == self.me.uuid)
 
-    def _found(self) -> None:
+    def _found(self, left: float) -> None:
+        """Call the others, for so many seconds at most, and found a world if enough answer."""
         self.last_call = call(self.store, "found")
         self.heard = time.monotonic()
         answer(self.store, self.last_call, self.me)
-        came = answers(self.store, self.last_call, self.start)
+        came = answers(self.store, self.last_call, self.start, min(left, self.window))
         if self.known is None and self.start == 1:
             time.sleep(ALONE_SECONDS)
         if len(came) < self.start:
+            self.window = min(2 * self.window, LONGEST_SECONDS)
             return
         life = self.known.life + 1 if self.known else 0
         members = units.found(in_order(came)[: self.start], self.unit)

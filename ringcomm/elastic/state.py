@@ -78,6 +78,7 @@ class Tracked:
         self.shards = Shards(
             {name: o for name, o in self.objects.items() if isinstance(o, nn.Module)}, groups
         )
+        self.draws = True  # False: random numbers are for what goes on beside the steps
         self._begins_again = False
         self._undo: dict[int, _Undo] = {}
         self._marked: list[Any] = []
@@ -98,6 +99,7 @@ class Tracked:
             for wrapper in ddp.wrappers_in([thing]):
                 for what, value in ddp.layout_of(wrapper).items():
                     terms[f"{what} of DDP in {name!r}"] = value
+            terms |= getattr(thing, "ringcomm_terms", {})  # those of outer.py
         return terms
 
     def _kinds(self) -> dict[str, str]:
@@ -113,7 +115,8 @@ class Tracked:
         for wrapper in self.wrappers:
             ddp.check_step(wrapper)
         self.begin_again()
-        self._random.mark()
+        if self.draws:
+            self._random.mark()
         self._buffers.mark()
         if not self.optimizers:
             self._by_hand.take(self.parameters)
@@ -132,7 +135,8 @@ class Tracked:
             raise RuntimeError("restore() without mark(): no step has begun")
         without, _, scalers, options = self._marked
         self.shards.reset()
-        self._random.restore()
+        if self.draws:
+            self._random.restore()
         self._buffers.restore()
         if not self.optimizers:
             self._by_hand.put_back()

@@ -27,7 +27,7 @@ from torch.optim.optimizer import (
 )
 
 from ringcomm._runtime.process import say
-from ringcomm.elastic import ballot, ddp, lease, notices, units
+from ringcomm.elastic import ballot, ddp, lease, notices, outer, units
 from ringcomm.elastic.ballot import LEAVES
 from ringcomm.elastic.changes import COUNTERS, Change, Changes, Member, member
 from ringcomm.elastic.checkpoint import Checkpoints
@@ -35,6 +35,7 @@ from ringcomm.elastic.entrance import Entered, Entrance
 from ringcomm.elastic.epochs import Epochs
 from ringcomm.elastic.errors import Evicted, Left, Redo, Spare, TooFew
 from ringcomm.elastic.hang import Hang, Progress, hung
+from ringcomm.elastic.outer import Outer, Terms
 from ringcomm.elastic.rendezvous import Record
 from ringcomm.elastic.sampler import Feed
 from ringcomm.elastic.saving import Saving
@@ -74,6 +75,7 @@ class World:
         self._feed: Feed | None = None
         self._saving: Saving | None = None
         self._reporter: Reporter | None = None
+        self._outer: Outer | None = None
         self._callbacks: list[Callable[[Change], None]] = []
         self._step: Step | None = None  # that is under way
         self._attempts = False  # a call of `attempt` is under way
@@ -101,11 +103,15 @@ class World:
     @property
     def rank(self) -> int:
         """The rank of this process in the present group, from 0: a change may give it another."""
+        if self._outer is not None:  # its thread may be making a group just now
+            return self._at.epochs.rank
         return dist.get_rank()
 
     @property
     def size(self) -> int:
         """How many ranks the present group has."""
+        if self._outer is not None:
+            return len(self._at.epochs.members)
         return dist.get_world_size()
 
     @property
@@ -449,6 +455,8 @@ class World:
         For validation and metrics: code with operations that all ranks call, and no optimizer. It
         may run several times, each time on all ranks.
         """
+        if self._outer is not None:
+            self._outer.wait()
         self._check_outside("world.attempt()")
         while True:
             changes = self._at
@@ -508,6 +516,57 @@ class World:
             changes.regroup()
             self._wait_if_spare()
             changes = self._at
+
+    # ---- sites far apart
+
+    def outer(
+        self,
+        model: torch.nn.Module,
+        inner: torch.optim.Optimizer,
+        outer_opt: torch.optim.Optimizer,
+        *,
+        every: int | timedelta,
+        bits: int = 32,
+        topk: int | None = None,
+        fragments: int = 1,
+        delay: int = 0,
+        alpha: float = 0.5,
+        **state: Stateful | torch.Generator,
+    ) -> Outer:
+        """Train by DiLoCo: steps of `inner` are this member's own, and rounds average them.
+
+            outer_opt = SGD(net.parameters(), lr=0.7, momentum=0.9, nesterov=True)
+            outer = world.outer(net, inner, outer_opt, every=50)
+            while outer.rounds < 100:
+                …
+                inner.step()  # after every 50th, a round
+
+        Call it once, instead of `track`; give `state` what else is to be tracked. Both optimizers
+        are made for the model's parameters. `outer_opt` then updates a copy of these, the outer
+        copy, which is equal on all members. A round takes the outer copy minus the parameters,
+        averages that over the members, weighted by their inner steps since the last round, and
+        makes an outer step of it (Douillard et al. 2023, arXiv 2311.08105). It is a step of the
+        world: if a member is lost, the others make the same round again, without it.
+        `step_number` and `checkpoint` count rounds. A process that joins gets the outer copy, and
+        takes part in a round with weight 0 before this returns.
+
+        `every`: inner steps, or a time; then nobody waits for a slow member. `bits`: 32, 16, 8, 4
+        or 2 for each number. `topk`: send only so many of each 4,096 numbers, in 32, 4 or 2 bits.
+        What is left out goes into the next round (error feedback). `fragments` of the model take
+        turns, each once in `every`. With `delay`, and with a time, inner steps go on during a
+        round. After `delay` of them, or when the round has ended, the parameters become `alpha`
+        times themselves plus 1 - `alpha` times the outer copy (Douillard et al. 2025, arXiv
+        2501.18512).
+
+        Raises ValueError and TypeError for what cannot be, and what `track` raises. Later,
+        `inner.step()` raises FloatingPointError if parameters are not finite, and what
+        `World.step` raises.
+        """
+        if self._groups is not None:
+            raise ValueError("world.outer in a world with units: join without unit")
+        terms = Terms(every, bits, topk, fragments, delay, alpha)
+        self._outer = outer.start(self, model, (inner, outer_opt), terms, state)
+        return self._outer
 
     # ---- changes, checkpoints and the end
 

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import signal
+import threading
 import time
+from typing import Any
 
 import pytest
+import torch.distributed as dist
 
 from lab.limits import limit
 from lab.trainees import Event, Trainees, trainees
+from ringcomm.elastic.process import Process
+from ringcomm.elastic.rendezvous import Rendezvous, answer
 
 
 def await_raised(some: Trainees, number: int, kind: str) -> str:
@@ -63,6 +69,29 @@ def test_nobody_comes() -> None:
     with trainees(1, start=2, joining=1) as some:
         text = await_raised(some, 0, "TimeoutError")
         assert text.startswith("waited 1 s for 2 ranks to found a world")
+
+
+def answer_late(store: Any, far: Process, ends: threading.Event) -> None:
+    """Answer each call as one does whose every request to the store takes long."""
+    while not ends.wait(0.01):
+        if store.check(["call"]):
+            name = json.loads(store.get("call").decode())["name"]
+            time.sleep(0.3)
+            answer(store, name, far)
+
+
+def test_a_founder_waits_for_those_that_are_far_from_the_store() -> None:
+    store, ends = dist.HashStore(), threading.Event()
+    near, far = (Process(name, name, 1) for name in ("near", "far"))
+    thread = threading.Thread(target=answer_late, args=(store, far, ends), daemon=True)
+    thread.start()
+    try:
+        record = Rendezvous(store, near, start=2).enter(limit(10))
+    finally:
+        ends.set()
+        thread.join()
+    assert record is not None
+    assert {process.uuid for process in record.members} == {"near", "far"}
 
 
 def test_too_few() -> None:

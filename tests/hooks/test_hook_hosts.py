@@ -49,6 +49,20 @@ def test_between_hosts(local: int) -> None:
     assert all(COUNT < some < 1.4 * COUNT for some in sent), sent
 
 
+def test_how_much_sites_compute(tmp_path: Path) -> None:
+    """The benchmark runs examples/sites.py, and requires that both sites end with the same."""
+    report = tmp_path / "c.json"
+    command = [sys.executable, str(ROOT / "benchmarks" / "diloco_sites.py"), "--what", "computing"]
+    command += ["--json", str(report), "--rounds", "1", "--wan", "100,5", "--every", "10"]
+    command += ["--width", "32", "--seconds", "0.5", "--delay", "0"]
+    told = subprocess.run(
+        command, capture_output=True, text=True, timeout=limit(200), check=False, cwd=ROOT
+    )
+    assert told.returncode == 0, told.stderr
+    for row in json.loads(report.read_text())["results"]:
+        assert all(0 < share <= 1 for share in row["shares"])
+
+
 def test_diloco_between_two_sites(tmp_path: Path) -> None:
     report = tmp_path / "d.json"
     command = [sys.executable, str(ROOT / "benchmarks" / "diloco_sites.py"), "--rounds", "1"]

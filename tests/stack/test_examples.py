@@ -90,7 +90,8 @@ CASES: dict[str, tuple[str, int, list[str], str]] = {
     ),
     "rpc_ddp": ("rpc_ddp", 3, [], end(f"difference={NUMBER}", 3)),
 }
-OTHERS = {"train_digits", "spawn", "meet", "two_jobs", "elastic", "elastic_sharded"}  # tested otherwise
+# Tested otherwise.
+OTHERS = {"train_digits", "spawn", "meet", "two_jobs", "elastic", "elastic_sharded", "sites"}
 NOT_RUN = {"ray_train", "elastic_ray"}  # Ray is no requirement of ours
 for_cases = pytest.mark.parametrize("case", CASES)
 
