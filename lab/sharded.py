@@ -181,3 +181,24 @@ def churn(world: elastic.World, log: Log, kind: str) -> None:
 def place_of(world: elastic.World) -> int:
     """Return this rank's place in its unit."""
     return 0 if world._groups is None else world._groups.place
+
+
+def by_epochs(world: elastic.World, log: Log, dies: int, at: int, grows: int, epochs: int) -> None:
+    """Train over so many epochs of data; a rank dies, and another one comes much later."""
+    number, founders = int(os.environ["RANK"]), world.size
+    net, _ = model_of(world, "shard")
+    opt = torch.optim.SGD(net.parameters(), lr=1e-2)
+    sampler, loader = loader_of("shard")
+    world.track(net=net, opt=opt, sampler=sampler)
+    for epoch in range(sampler.epoch, epochs):
+        for x, y, _ in world.batches(loader):
+            if world.step_number == grows and world.size < founders and world.rank == 0:
+                await_guests(world)
+            with world.step():
+                opt.zero_grad()
+                F.cross_entropy(net(x), y).backward()
+                if (number, world.step_number) == (dies, at):
+                    die()
+                opt.step()
+        log("epoch", mine=epoch, step=world.step_number)
+    log("end", step=world.step_number, epoch=sampler.epoch)

@@ -26,6 +26,7 @@ FORM = struct.Struct("=8Q")  # a ballot
 AT_ONCE = dist.distributed_c10d.AllgatherOptions()
 AT_ONCE.asyncOp = False
 
+MOST_TOLD = 4095  # bytes, by `tell`
 LEAVES = 1  # this rank goes after the step
 ADMITS = 2  # rank 0 has guests to admit
 OVER = 4  # another world was founded in the place of this one
@@ -72,12 +73,12 @@ def vote(mine: Ballot, ranks: int) -> list[Ballot]:
 
 
 def tell(mine: str) -> list[str]:
-    """Tell all ranks at most 4,095 bytes; returns what each says."""
-    data = mine.encode()[:4095].ljust(4096, b"\0")
+    """Tell all ranks at most MOST_TOLD bytes; returns what each says."""
+    data = mine.encode()[:MOST_TOLD].ljust(MOST_TOLD + 1, b"\0")
     own = torch.frombuffer(bytearray(data), dtype=torch.uint8)
-    every = torch.empty(dist.get_world_size() * 4096, dtype=torch.uint8)
+    every = torch.empty(dist.get_world_size() * len(data), dtype=torch.uint8)
     _gather(every, own)
-    rows = every.view(-1, 4096)
+    rows = every.view(-1, len(data))
     return [bytes(row.tolist()).rstrip(b"\0").decode(errors="replace") for row in rows]
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
+import torch.distributed as dist
 
 from ringcomm._runtime.options import Options, configure
 from ringcomm._runtime.process import say
@@ -90,6 +91,11 @@ def join(
     configure(settings.options, run=f"elastic/{run}/")
     keys = open_store(run, store)
     seconds = timeout.total_seconds()
+    if unit > 1 and dist.get_debug_level() is dist.DebugLevel.DETAIL:
+        raise ValueError(
+            "TORCH_DISTRIBUTED_DEBUG=DETAIL makes a Gloo group beside each of a unit's, which no "
+            "change of ranks survives: set it to INFO"
+        )
     device = own_device()
     groups = UnitGroups(unit, settings.options, device.type) if unit > 1 else None
     job = Job.this() if run == UNNAMED else None

@@ -21,7 +21,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from ringcomm._runtime.backend import backend_of
 from ringcomm.elastic import units
-from ringcomm.elastic.ballot import tell
+from ringcomm.elastic.ballot import MOST_TOLD, tell
 from ringcomm.elastic.process import Process
 
 NAMES = ("replicate", "shard")  # of the mesh's dimensions, as HSDP has them
@@ -91,7 +91,13 @@ class UnitGroups:
         if self._is_out():
             self._put_in(mates)
         self._renew_replicas(replicas)
-        told = [words.split(BAR) for words in tell(BAR.join(map(self._handle, self._both())))]
+        mine = BAR.join(map(self._handle, self._both()))
+        if len(mine) > MOST_TOLD:
+            raise RuntimeError(
+                f"this host has so many addresses that they take {len(mine)} bytes of at most "
+                f"{MOST_TOLD}: name an interface, RINGCOMM_IFNAME"
+            )
+        told = [words.split(BAR) for words in tell(mine)]
         for index, (group, ranks) in enumerate(zip(self._both(), (mates, replicas), strict=True)):
             handles = [told[rank][index] for rank in ranks]
             backend_of(group)._reconfigure(number, handles, timedelta(seconds=seconds))

@@ -318,7 +318,8 @@ class World:
             self._ask()
         if self._feed is not None and self._tracked is not None:
             self._feed.begin_anew()
-            self._missed += self._tracked.sampler.epoch - before
+            # The loop over the epoch in which it went ends now, and counts for that one.
+            self._missed = max(0, self._tracked.sampler.epoch - before - 1)
 
     # ---- the data
 

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import functools
+import os
 import random
 import signal
+import subprocess
+import sys
 import time
 from collections import defaultdict
 from datetime import timedelta
@@ -19,10 +22,12 @@ from torch.nn.parallel import DistributedDataParallel
 
 from lab.course import Starters, starters
 from lab.limits import limit, seed
-from lab.sharded import KINDS, Part, churn, model_of, train
+from lab.sharded import KINDS, Part, by_epochs, churn, model_of, train
 from lab.trainee import Log
 from lab.trainees import Event
 from ringcomm import elastic
+from ringcomm.elastic import journal
+from ringcomm.elastic.promises import judge
 
 AT, GROWS, STEPS = 4, 7, 10
 
@@ -108,6 +113,51 @@ def test_a_death_drops_its_unit_until_another_comes(kind: str, place: str, dies:
     assert {step: told[step] for step in range(1, GROWS)} == {
         step: expected[step] for step in range(1, GROWS)
     }
+
+
+def test_one_that_waits_over_epochs_ends_with_the_others() -> None:
+    program = partial(by_epochs, dies=1, at=5, grows=95, epochs=4)
+    with starters(4, program, unit=2) as some:
+        some.processes[1].join(limit(60))
+        (joiner,) = some.start()
+        ends = some.await_ends([0, 2, 3, joiner])
+        assert [end["what"] for end in ends] == ["end"] * 4, ends
+        assert len({(end["step"], end["epoch"]) for end in ends}) == 1, ends
+        # 80 samples in 5 steps; then 8 a step: the epochs of all but one end at steps 35 and 75.
+        assert [event["step"] for event in some.events(2, "epoch")][:2] == [36, 76]
+        told = [(event["mine"], event["step"]) for event in some.events(0, "epoch")]
+        assert [mine for mine, _ in told] == [0, 1, 2, 3]
+        assert told[2:] == [(e["mine"], e["step"]) for e in some.events(2, "epoch")][2:]
+
+
+def test_the_example(tmp_path: Path) -> None:
+    """examples/elastic_sharded.py: one is killed, another one comes, and promises are kept."""
+    store = torch.distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    script = Path(__file__).parents[2] / "examples" / "elastic_sharded.py"
+    command = [sys.executable, str(script), "--epochs", "12", "--pause", "0.02"]
+    env = {**os.environ, "RINGCOMM_ELASTIC": f"127.0.0.1:{store.port}", "OMP_NUM_THREADS": "1"}
+    env["RINGCOMM_ELASTIC_JOURNAL"] = str(tmp_path)
+    said = tmp_path / "said"
+
+    def start() -> subprocess.Popen[bytes]:
+        with said.open("ab") as file:
+            return subprocess.Popen(command, env=env, stdout=file, stderr=subprocess.STDOUT)
+
+    processes = [start() for _ in range(4)]
+    try:
+        deadline = time.monotonic() + limit(60)
+        while len([line for line in journal.read(tmp_path) if line["what"] == "step"]) < 40:
+            assert time.monotonic() < deadline, said.read_text()
+            time.sleep(0.1)
+        processes[1].kill()
+        processes.append(start())
+        codes = [process.wait(limit(120)) for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+    assert codes == [0, -9, 0, 0, 0], said.read_text()
+    assert "ranks=4" in said.read_text()
+    assert judge(journal.read(tmp_path)).broken == []
 
 
 def test_halves_of_two_units_go_on_as_one() -> None:
