@@ -37,7 +37,7 @@ SAMPLES, BATCH = 320, 4
 
 @dataclass(frozen=True)
 class Part:
-    """What happens to the processes, by their numbers, when so many steps were applied."""
+    """The events of a training: `at` and `grows` are steps, `dies` and `leaves` processes."""
 
     kind: str = "shard"
     steps: int = 10

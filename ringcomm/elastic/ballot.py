@@ -13,20 +13,15 @@ import struct
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
-import torch.distributed as dist
 
 from ringcomm.elastic.errors import Diverged
+from ringcomm.elastic.gathering import gather
 
 if TYPE_CHECKING:
     from ringcomm.elastic.state import Tracked
 
 FORM = struct.Struct("=8Q")  # a ballot
 
-# The calling thread does it, and no other one is woken.
-AT_ONCE = dist.distributed_c10d.AllgatherOptions()
-AT_ONCE.asyncOp = False
-
-MOST_TOLD = 4095  # bytes, by `tell`
 LEAVES = 1  # this rank goes after the step
 ADMITS = 2  # rank 0 has guests to admit
 OVER = 4  # another world was founded in the place of this one
@@ -55,31 +50,14 @@ class _Box:
 _box = functools.lru_cache(maxsize=1)(_Box)
 
 
-def _gather(every: torch.Tensor, own: torch.Tensor) -> None:
-    # Not through torch.distributed's function: its name changes, and it costs as much as the vote.
-    group = dist.distributed_c10d._get_default_group()
-    if work := group._allgather_base(every, own, AT_ONCE):
-        work.wait()
-
-
 def vote(mine: Ballot, ranks: int) -> list[Ballot]:
     """Exchange ballots over the default group. Raises DistBackendError when the group fails."""
     box = _box(ranks)
     FORM.pack_into(box.own, 0, *mine, 0)
-    _gather(*box.tensors)
+    gather(*box.tensors)
     if box.every == box.own * ranks:  # as at nearly all steps
         return [mine] * ranks
     return [Ballot(*words[:-1]) for words in FORM.iter_unpack(box.every)]
-
-
-def tell(mine: str) -> list[str]:
-    """Tell all ranks at most MOST_TOLD bytes; returns what each says."""
-    data = mine.encode()[:MOST_TOLD].ljust(MOST_TOLD + 1, b"\0")
-    own = torch.frombuffer(bytearray(data), dtype=torch.uint8)
-    every = torch.empty(dist.get_world_size() * len(data), dtype=torch.uint8)
-    _gather(every, own)
-    rows = every.view(-1, len(data))
-    return [bytes(row.tolist()).rstrip(b"\0").decode(errors="replace") for row in rows]
 
 
 def require_same(mine: str, told: list[str]) -> None:

@@ -89,21 +89,25 @@ def join(
         say(f"elastic: {said}")
     run = os.environ.get("RINGCOMM_ELASTIC_RUN", os.environ.get("SLURM_JOB_ID", UNNAMED))
     configure(settings.options, run=f"elastic/{run}/")
-    keys = open_store(run, store)
-    seconds = timeout.total_seconds()
-    if unit > 1 and dist.get_debug_level() is dist.DebugLevel.DETAIL:
-        raise ValueError(
-            "TORCH_DISTRIBUTED_DEBUG=DETAIL makes a Gloo group beside each of a unit's, which no "
-            "change of ranks survives: set it to INFO"
-        )
-    device = own_device()
-    groups = UnitGroups(unit, settings.options, device.type) if unit > 1 else None
+    keys, device, seconds = open_store(run, store), own_device(), timeout.total_seconds()
+    groups = _groups(unit, settings.options, device)
     job = Job.this() if run == UNNAMED else None
     entrance = Entrance(run, keys, settings, wanted, lapse, job, groups)
     world = World(keys, entrance, (min_size, max_size), seconds, device, progress, groups)
     if entered := entrance.enter(seconds):
         world._begin(entered)
     return world
+
+
+def _groups(unit: int, options: Options, device: torch.device) -> UnitGroups | None:
+    if unit == 1:
+        return None
+    if dist.get_debug_level() is dist.DebugLevel.DETAIL:
+        raise ValueError(
+            "TORCH_DISTRIBUTED_DEBUG=DETAIL makes a Gloo group beside each of a unit's, which no "
+            "change of ranks survives: set it to INFO"
+        )
+    return UnitGroups(unit, options, device.type)
 
 
 def _settings(options: Any, dead_after: timedelta | None, witness: str) -> Settings:

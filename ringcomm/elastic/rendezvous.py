@@ -286,7 +286,7 @@ class Rendezvous:
             self.window = min(2 * self.window, LONGEST_SECONDS)
             return
         life = self.known.life + 1 if self.known else 0
-        members = units.found(in_order(came)[: self.start], self.unit)
+        members = units.in_units(in_order(came)[: self.start], self.unit)
         founded = Record(life=life, members=members, unit=self.unit)
         if not self.replace(self.known, founded):
             return

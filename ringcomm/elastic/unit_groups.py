@@ -21,7 +21,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from ringcomm._runtime.backend import backend_of
 from ringcomm.elastic import units
-from ringcomm.elastic.ballot import MOST_TOLD, tell
+from ringcomm.elastic.gathering import MOST_TOLD, tell
 from ringcomm.elastic.process import Process
 
 NAMES = ("replicate", "shard")  # of the mesh's dimensions, as HSDP has them

@@ -25,7 +25,7 @@ def check(unit: int, least: int, start: int, most: int | None) -> None:
             raise ValueError(f"{name}={size} is no multiple of unit={unit}: count whole units")
 
 
-def found(processes: Sequence[Process], unit: int) -> tuple[Process, ...]:
+def in_units(processes: Sequence[Process], unit: int) -> tuple[Process, ...]:
     """Return the founders of a world in units, those of a host together where that goes."""
     if unit == 1:
         return tuple(processes)

@@ -27,7 +27,7 @@ from torch.optim.optimizer import (
 )
 
 from ringcomm._runtime.process import say
-from ringcomm.elastic import ballot, ddp, lease, notices, outer, units
+from ringcomm.elastic import ballot, ddp, gathering, lease, notices, outer, units
 from ringcomm.elastic.ballot import LEAVES
 from ringcomm.elastic.changes import COUNTERS, Change, Changes, Member, member
 from ringcomm.elastic.checkpoint import Checkpoints
@@ -297,7 +297,7 @@ class World:
         self.attempt(self._at.epochs.connect_units)
         self._tracked.shards.regroup()
         mine = self._tracked.signature()
-        ballot.require_same(mine, self.attempt(lambda: ballot.tell(mine)))
+        ballot.require_same(mine, self.attempt(lambda: gathering.tell(mine)))
         if self._tracked.sampler is not None:
             self._bind(1, 1)
         self.attempt(lambda: self._at.share_state(self._first_replica()))

@@ -19,7 +19,7 @@ def processes(hosts: str) -> list[Process]:
 
 
 def world(count: int, unit: int) -> tuple[Process, ...]:
-    return units.found(processes("h" * count), unit)
+    return units.in_units(processes("h" * count), unit)
 
 
 def names(some: tuple[Process, ...] | list[Process]) -> str:
@@ -27,11 +27,11 @@ def names(some: tuple[Process, ...] | list[Process]) -> str:
 
 
 def test_founders_of_a_host_stand_together() -> None:
-    founded = units.found(processes("abab"), 2)
+    founded = units.in_units(processes("abab"), 2)
     assert names(founded) == "a0 a2 b1 b3"
     assert [process.place for process in founded] == [0, 1, 0, 1]
     assert [process.unit for process in founded] == ["a0", "a0", "b1", "b1"]
-    assert units.found(processes("ab"), 1) == tuple(processes("ab"))
+    assert units.in_units(processes("ab"), 1) == tuple(processes("ab"))
 
 
 @pytest.mark.parametrize("unit", [1, 2, 3, 4])
