@@ -9,6 +9,7 @@ Rank 0 prints one line at the end, and exits with 1 if the loss is above 0.5.
 """
 
 import argparse
+import signal
 import sys
 import time
 from datetime import timedelta
@@ -58,6 +59,7 @@ def main() -> int:
     world.track(model=net, opt=opt, sampler=sampler)
     if options.checkpoints:
         world.checkpoint(options.checkpoints, every=50)
+    world.leave(on_signal=signal.SIGTERM)
 
     loader = DataLoader(dataset, batch_sampler=sampler)
     for _ in range(sampler.epoch, options.epochs):

@@ -164,8 +164,8 @@ def check(name: str, module: nn.Module, groups: UnitGroups | None) -> None:
 
     In a world with units, raises ValueError for what isn't sharded over its mesh.
     """
-    meshes = {
-        tensor.device_mesh
+    meshes = {  # two that are equal may have other groups
+        id(tensor.device_mesh): tensor.device_mesh
         for tensor in (*module.parameters(), *module.buffers())
         if is_sharded(tensor)
     }
@@ -187,8 +187,9 @@ def check(name: str, module: nn.Module, groups: UnitGroups | None) -> None:
             f"{name!r} is not sharded, in a world of units of {groups.size}: shard it over "
             'world.mesh["shard"], or join without unit'
         )
-    for mesh in meshes:
-        if mesh not in (groups.mesh, groups.mesh[groups.mesh.mesh_dim_names[1]]):
+    ours = [[id(groups.unit)], [id(groups.replicas), id(groups.unit)]]
+    for mesh in meshes.values():
+        if list(map(id, mesh.get_all_groups())) not in ours:
             raise ValueError(
                 f"{name!r} is sharded over another mesh than world.mesh: no change of ranks "
                 'survives that; use world.mesh, or world.mesh["shard"]'

@@ -85,6 +85,7 @@ class World:
         self._leaving = self._founder = self._training = False
         self._failed = False  # an error has ended a step
         self._within_data = False  # a loop over `batches` did not come to its end
+        self._asks = False  # to be admitted
         self._missed = 0  # epochs of data that went by while this rank waited
         self.device = device
 
@@ -263,7 +264,11 @@ class World:
 
     def _ask(self) -> None:
         """Come into a world that runs, with the state of its members."""
-        entered = self._entrance.ask(self._timeout)
+        self._asks = True
+        try:
+            entered = self._entrance.ask(self._timeout)
+        finally:
+            self._asks = False
         if entered is None:
             return
         self._begin(entered)
@@ -624,9 +629,14 @@ class World:
         if on_signal is None and on_notice is None:
             self._leaving = True
         if on_signal is not None:
-            signal.signal(on_signal, lambda number, frame: self.leave())
+            signal.signal(on_signal, lambda number, frame: self._leave_by_signal())
         if on_notice is not None:
             notices.watch(notices.CLOUDS[on_notice](), self.leave)
+
+    def _leave_by_signal(self) -> None:
+        self.leave()
+        if self._asks:  # nobody counts on it yet
+            raise Left
 
     def _go(self) -> None:
         changes = self._at

@@ -24,6 +24,7 @@ from typing import IO, Any
 EXAMPLES = (
     "ringcomm elastic rehearse train.py --epochs 90",
     "ringcomm elastic rehearse --ranks 4 --minutes 5 --seed 7 train.py",
+    "ringcomm elastic rehearse --ranks 4 --unit 2 sharded.py",
 )
 FAULTS = ("kill", "stop", "leave")
 START_SECONDS = 600.0  # for the first step
@@ -37,6 +38,7 @@ TAIL = 12  # lines of a log
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--ranks", type=int, default=3)
+    add("--unit", type=int, default=1, help="of a sharded model: what the script gives to join")
     add("--minutes", type=float, default=5.0)
     add("--every", type=float, default=5.0, metavar="SECONDS", help="between faults, about")
     add("--seed", type=int, help="of the faults (default: another one each time)")
@@ -130,7 +132,9 @@ class Rehearsal:
         """Choose a fault and a rank, if enough others train."""
         training = [rank for rank in self.ranks if self._trains(rank) and not rank.stopped_until]
         living = [rank for rank in self.ranks if rank.process and not rank.stopped_until]
-        if len(training) < FEWEST:
+        # A second death could leave no unit whole, so that one waits until all are.
+        enough = self.options.ranks if self.options.unit > 1 else FEWEST
+        if len(training) < enough:
             return
         fault, rank = self.chance.choice(FAULTS), self.chance.choice(living)
         assert rank.process is not None

@@ -112,6 +112,16 @@ def test_an_example_is_rehearsed(run: Run, tmp_path: Path) -> None:
     assert int(re.search(r"steps +(\d+)", done.stdout)[1]) > 50  # type: ignore[index]
 
 
+@pytest.mark.slow
+def test_a_sharded_example_is_rehearsed(run: Run, tmp_path: Path) -> None:
+    options = ["--ranks", "4", "--unit", "2", "--minutes", "0.4", "--every", "1", "--seed", "5"]
+    script = [ROOT / "examples" / "elastic_sharded.py", "--epochs", "1000000", "--pause", "0.01"]
+    done = rehearse(run, *options, "--keep", tmp_path, *script)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "Kept: every step was applied by all members or none" in done.stdout
+    assert int(re.search(r"changes +(\d+)", done.stdout)[1]) >= 2  # type: ignore[index]
+
+
 def test_a_script_that_fails_is_shown(run: Run, tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text("raise SystemExit('no data at /nowhere')\n")

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections import defaultdict
+from collections.abc import Callable
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -18,6 +19,8 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from lab.course import Starters, starters
@@ -130,6 +133,17 @@ def test_one_that_waits_over_epochs_ends_with_the_others() -> None:
         assert told[2:] == [(e["mine"], e["step"]) for e in some.events(2, "epoch")][2:]
 
 
+def test_a_rank_that_waits_leaves_at_once() -> None:
+    with starters(4, partial(churn, kind="shard"), unit=2) as some:
+        some.await_events([0, 1, 2, 3], "step", count=2)
+        some.kill(1)
+        some.await_events([2], "change")
+        some.kill(0, signal.SIGTERM)
+        some.processes[0].join(limit(20))
+        assert some.processes[0].exitcode == 0
+        assert some.processes[2].exitcode is None
+
+
 def test_the_example(tmp_path: Path) -> None:
     """examples/elastic_sharded.py: one is killed, another one comes, and promises are kept."""
     store = torch.distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
@@ -218,10 +232,15 @@ def refused(world: elastic.World, log: Log) -> None:
     net = nn.Linear(4, 4)
     sharded, _ = model_of(world, "shard")
     other, _ = model_of(world, "shard")
-    things: dict[str, Any] = {"plain": net, "ddp": None}
-    for name, thing in things.items():
+    elsewhere = fully_shard(nn.Linear(4, 4), mesh=init_device_mesh("cpu", (2,)))
+    makers: dict[str, Callable[[], Any]] = {
+        "plain": lambda: net,
+        "ddp": lambda: DistributedDataParallel(net),
+        "elsewhere": lambda: elsewhere,
+    }
+    for name, make in makers.items():
         try:
-            world.track(net=thing if thing is not None else DistributedDataParallel(net))
+            world.track(net=make())
         except Exception as error:  # noqa: BLE001 - it is the result
             log(name, kind=type(error).__name__, text=str(error))
     world.track(net=sharded)
@@ -242,7 +261,11 @@ def test_refused() -> None:
             "'net' is not sharded, in a world of units of 2" in some.events(0, "plain")[0]["text"]
         )
         assert "every=0:01:00: give steps" in some.events(0, "times")[0]["text"]
-        assert some.events(0, "ddp")[0]["kind"] in ("DistBackendError", "ValueError")
+        assert "'net' is not sharded, in a world of units of 2" in some.events(0, "ddp")[0]["text"]
+        assert (
+            "'net' is sharded over another mesh than world.mesh"
+            in (some.events(0, "elsewhere")[0]["text"])
+        )
 
 
 def test_sharded_models_need_units() -> None:
@@ -254,9 +277,6 @@ def test_sharded_models_need_units() -> None:
 
 
 def without_units(world: elastic.World, log: Log) -> None:
-    from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.fsdp import fully_shard
-
     net = nn.Linear(4, 4)
     fully_shard(net, mesh=init_device_mesh("cpu", (2,)))
     world.track(net=net)
