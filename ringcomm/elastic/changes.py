@@ -31,7 +31,7 @@ from ringcomm.elastic.ballot import (
     hash_of_rates,
     vote,
 )
-from ringcomm.elastic.epochs import Decided, Epochs
+from ringcomm.elastic.epochs import BROKEN, Decided, Epochs
 from ringcomm.elastic.errors import Diverged, Evicted, Spare, TooFew
 from ringcomm.elastic.journal import Journal
 from ringcomm.elastic.process import Process
@@ -351,6 +351,7 @@ class Changes:
         finally:
             self.meets = False
         self._note(decided, entering, late)
+        self.watch.waiting.expect(p for p in decided.lost if decided.fates.get(p.uuid) == BROKEN)
         self._bar([process for process in decided.lost if process.uuid in entering])
         counts = decided.step > self.counters.commits
         if decided.step - self.counters.commits > 1 or (counts and not self.voted):

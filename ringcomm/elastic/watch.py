@@ -10,7 +10,6 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import torch.distributed as dist
@@ -28,6 +27,7 @@ from ringcomm.elastic.rendezvous import (
     call,
 )
 from ringcomm.elastic.store import RunStore, Served, within
+from ringcomm.elastic.waiting import Waiting
 
 LOOK_SECONDS = 0.1
 CHECK_SECONDS = 1.0  # between requests, to see that the store still answers
@@ -121,7 +121,7 @@ class Watch:
         self._guests: list[Process] = []
         self.bars = Bars()
         self._unit = unit
-        self._placed: dict[str, Process] = {}  # those that have a place in a unit, and no model yet
+        self.waiting = Waiting(unit)
         self._window = JOIN_SECONDS  # for an answer to the next call
         self._bell: Bell | None = None
         self._checked = 0.0
@@ -229,30 +229,9 @@ class Watch:
         free = [process for process in came if not self.bars.barred(process)]
         free = without(free, record.members)
         if self._unit > 1:
-            self._place(keys, free)
+            self.waiting.place(keys, free, record.members)
         with self._lock:
             self._guests = units.complete(free, self._unit, most)
-
-    def _place(self, keys: Any, came: list[Process]) -> None:
-        """Give newcomers places in units, so that with the others that wait they complete some."""
-        for process in came:
-            if process.place >= 0:
-                self._placed.pop(process.uuid, None)
-        here = [process for process in came if process.place >= 0]
-        for process in came:
-            if process.place < 0 and process.uuid not in self._placed:
-                others = [*here, *self._still_there(process)]
-                place = units.place_for(others, self._unit)
-                self._placed[process.uuid] = replace(process, place=place)
-                keys.set(f"place/{process.uuid}", str(place))
-
-    def _still_there(self, new: Process) -> list[Process]:
-        """Return those that still make their models: neither dead nor started anew since."""
-        for uuid, process in list(self._placed.items()):
-            same = process.rank >= 0 and (process.host, process.rank) == (new.host, new.rank)
-            if same or process.is_dead():
-                del self._placed[uuid]
-        return list(self._placed.values())
 
     def _end_bell(self) -> None:
         """Have the thread of the bell end before Python does, if the store answers.

@@ -5,12 +5,15 @@ from __future__ import annotations
 import itertools
 import random
 from collections import Counter
+from typing import Any
 
 import pytest
+import torch.distributed as dist
 
 from lab.limits import seed
 from ringcomm.elastic import units
 from ringcomm.elastic.process import Process
+from ringcomm.elastic.waiting import Waiting
 
 
 def processes(hosts: str) -> list[Process]:
@@ -107,6 +110,50 @@ def test_a_newcomer_gets_the_place_that_is_missing() -> None:
     assert units.place_for(placed, 2) == 0
     assert units.place_for([], 3) == 0
     assert units.place_for(placed, 3) == 2
+
+
+def newcomer(number: int, rank: int = -1) -> Process:
+    return Process(f"n{number}", "elsewhere", number, rank=rank, ready=False)
+
+
+def places(keys: Any, *numbers: int) -> list[int]:
+    return [int(keys.get(f"place/n{number}")) for number in numbers]
+
+
+def test_a_newcomer_may_be_faster_than_the_mates_of_the_dead() -> None:
+    """The mate has not asked yet, but the others know that it will."""
+    keys, waiting = dist.HashStore(), Waiting(2)
+    members = world(6, 2)
+    waiting.expect([members[0]])
+    waiting.place(keys, [newcomer(1)], members[2:])
+    assert places(keys, 1) == [1]
+    # A second one begins another unit, also when it asks another rank, which leads now.
+    Waiting(2).place(keys, [newcomer(2)], members[2:])
+    assert places(keys, 2) == [0]
+
+
+def test_newcomers_that_make_their_models_count() -> None:
+    keys, waiting = dist.HashStore(), Waiting(3)
+    waiting.place(keys, [newcomer(1), newcomer(2)], world(3, 3))
+    waiting.place(keys, [newcomer(3)], world(3, 3))
+    assert places(keys, 1, 2, 3) == [0, 1, 2]
+    waiting.place(keys, [newcomer(2)], world(3, 3))  # it asks once more
+    assert places(keys, 2) == [1]
+
+
+def test_one_that_was_started_anew_takes_its_place_again() -> None:
+    keys, waiting = dist.HashStore(), Waiting(2)
+    waiting.place(keys, [newcomer(1, rank=7)], world(2, 2))
+    waiting.place(keys, [newcomer(2, rank=7)], world(2, 2))
+    assert places(keys, 1, 2) == [0, 0]
+
+
+def test_members_wait_no_more() -> None:
+    keys, waiting = dist.HashStore(), Waiting(2)
+    members = world(4, 2)
+    waiting.expect([members[0]])
+    waiting.place(keys, [newcomer(1)], members)
+    assert places(keys, 1) == [0]
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,70 @@
+"""The processes that wait to complete units, and which place a newcomer gets among them.
+
+A newcomer gets its place before it makes its model, and keeps it. So whoever gives it has to know
+of all others that will wait: the mates of a rank that died, before they have asked, and newcomers
+that still make their models. The store keeps that, for the next one that leads.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, replace
+from typing import Any
+
+from ringcomm.elastic import units
+from ringcomm.elastic.process import Process
+
+KEY = "waiting"  # of the store
+
+Known = tuple[str, int, str]  # a process, under whatever name
+
+
+def _known(process: Process) -> Known:
+    return process.host, process.pid, process.started
+
+
+class Waiting:
+    """Those that wait for others of their unit, as the rank that leads knows them."""
+
+    def __init__(self, unit: int) -> None:
+        self._unit = unit
+        self._all: dict[Known, Process] = {}
+        self._recalled = False
+
+    def expect(self, processes: Iterable[Process]) -> None:
+        """Count members whose unit is broken: they will ask to come in again."""
+        for process in processes:
+            self._all[_known(process)] = process
+
+    def place(self, keys: Any, came: Sequence[Process], members: Sequence[Process]) -> None:
+        """Give each newcomer among those that came a place, by the store.
+
+        All are given so that, with the others that wait, they complete as many units as can be.
+        """
+        self._recall(keys)
+        self.expect(process for process in came if process.place >= 0)
+        self._forget(came, members)
+        for process in came:
+            if process.place >= 0:
+                continue
+            known = self._all.get(_known(process))
+            place = known.place if known else units.place_for([*self._all.values()], self._unit)
+            self._all[_known(process)] = replace(process, place=place)
+            keys.set(f"place/{process.uuid}", str(place))
+        keys.set(KEY, json.dumps([asdict(process) for process in self._all.values()]))
+
+    def _recall(self, keys: Any) -> None:
+        if not self._recalled and keys.check([KEY]):
+            told = [Process(**fields) for fields in json.loads(keys.get(KEY).decode())]
+            self._all = {_known(process): process for process in told} | self._all
+        self._recalled = True
+
+    def _forget(self, came: Sequence[Process], members: Sequence[Process]) -> None:
+        """Forget the dead, those that are members again, and those that were started anew."""
+        inside = set(map(_known, members))
+        anew = {(p.host, p.rank): _known(p) for p in came if p.rank >= 0}
+        for known, process in list(self._all.items()):
+            newer = anew.get((process.host, process.rank), known)
+            if known in inside or newer != known or process.is_dead():
+                del self._all[known]
