@@ -1,8 +1,8 @@
 """The processes that wait to complete units, and which place a newcomer gets among them.
 
-A newcomer gets its place before it makes its model, and keeps it. So the rank that leads has to know
-of all others that will wait: the mates of a rank that died, before they have asked, and newcomers
-that still make their models. The store keeps that, for the next one that leads.
+A newcomer gets its place before it makes its model, and keeps it. So the rank that leads has to
+know of all others that will wait: the mates of a rank that died, before they have asked, and
+newcomers that still make their models. The store keeps that, for the next one that leads.
 """
 
 from __future__ import annotations
