@@ -106,7 +106,7 @@ class Fates:
                 return vote(mine, ranks)
             self.meet("vote")
             if "voting" in self._phases:
-                with mock.patch.object(ballot, "_gather", self._gather):
+                with mock.patch.object(ballot, "gather", self._gather):
                     return vote(mine, ranks)
             ballots = vote(mine, ranks)
             self.meet("voted")

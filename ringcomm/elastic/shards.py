@@ -172,9 +172,9 @@ def check(name: str, module: nn.Module, groups: UnitGroups | None) -> None:
     if groups is None:
         if meshes:
             raise TypeError(
-                f"{name!r} has DTensors, of fully_shard or tensor parallelism, whose shards die "
-                "with their rank: tell elastic.join(unit=...) how many ranks hold a copy of the "
-                "model together, and shard over world.mesh"
+                f"{name!r} has DTensors, whose shards die with their rank: tell "
+                "elastic.join(unit=...) how many ranks hold a copy of the model, and shard over "
+                "world.mesh"
             )
         return
     if tuple(map(int, torch.__version__.split(".")[:2])) < OLDEST:
