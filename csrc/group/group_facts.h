@@ -18,7 +18,7 @@ struct CommunicatorOptions {
   Rank rank = 0;
   int size = 1;
   std::string name = "default";
-  std::string meeting;  // the name under which the ranks meet; empty: the group's
+  std::string meeting;            // the name under which the ranks meet; empty: the group's
   std::vector<int> global_ranks;  // its ranks in the whole job; empty: the same
   std::chrono::milliseconds timeout{std::chrono::minutes(30)};
   bool may_be_late = false;  // then the ranks meet for as long as the whole job's group waits

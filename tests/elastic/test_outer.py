@@ -266,7 +266,7 @@ def test_a_joiner_begins_with_weight_zero() -> None:
         some = play("grows", count=2, joiners=1, **options)
         joiner = some.events(2, "tracked")[0]
         assert joiner["equal"]
-        assert GROWS < joiner["rounds"] < ENDS
+        assert 0 < joiner["rounds"] < ENDS  # a quick one comes before it is awaited
         weights = [event["weight"] for event in some.events(2, "brings")]
         assert weights[0] == 0
         assert all(weight > 0 for weight in weights[1:])
