@@ -83,6 +83,11 @@ def place_for(others: Sequence[Process], unit: int) -> int:
     return counts.index(min(counts))
 
 
+def are_complete(some: Sequence[Process], unit: int) -> bool:
+    """Tell whether each place has as many holders as any other: none is missing."""
+    return len(set(map(len, _by_place(some, unit)))) == 1
+
+
 def mates_of(me: Process, members: Sequence[Process]) -> list[int]:
     """Return the ranks of a member's unit, by their places."""
     ranks = [rank for rank, process in enumerate(members) if process.unit == me.unit]

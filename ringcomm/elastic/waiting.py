@@ -8,7 +8,8 @@ newcomers that still make their models. The store keeps that, for the next one t
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+import time
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -16,6 +17,7 @@ from ringcomm.elastic import units
 from ringcomm.elastic.process import Process
 
 KEY = "waiting"  # of the store
+BEGIN_SECONDS = 2.0  # before a newcomer begins a unit
 
 Known = tuple[str, int, str]  # a process, under whatever name
 
@@ -27,8 +29,9 @@ def _known(process: Process) -> Known:
 class Waiting:
     """Those that wait for others of their unit, as the rank that leads knows them."""
 
-    def __init__(self, unit: int) -> None:
-        self._unit = unit
+    def __init__(self, unit: int, clock: Callable[[], float] = time.monotonic) -> None:
+        self._unit, self._clock = unit, clock
+        self._since: dict[Known, float] = {}  # newcomers that would begin a unit
         self._all: dict[Known, Process] = {}
         self._recalled = False
 
@@ -40,7 +43,9 @@ class Waiting:
     def place(self, keys: Any, came: Sequence[Process], members: Sequence[Process]) -> None:
         """Give each newcomer among those that came a place, by the store.
 
-        All are given so that, with the others that wait, they complete as many units as can be.
+        All are given so that, with the others that wait, they complete as many units as can be. One
+        that would begin a unit is left to ask again for a while: a new process may be here before
+        the others know that one has died, or leaves, and whom it has to complete.
         """
         self._recall(keys)
         self.expect(process for process in came if process.place >= 0)
@@ -48,8 +53,12 @@ class Waiting:
         for process in came:
             if process.place >= 0:
                 continue
-            known = self._all.get(_known(process))
-            place = known.place if known else units.place_for([*self._all.values()], self._unit)
+            known, others = self._all.get(_known(process)), [*self._all.values()]
+            since = self._since.setdefault(_known(process), self._clock())
+            begins = known is None and units.are_complete(others, self._unit)
+            if begins and self._clock() - since < BEGIN_SECONDS:
+                continue
+            place = known.place if known else units.place_for(others, self._unit)
             self._all[_known(process)] = replace(process, place=place)
             keys.set(f"place/{process.uuid}", str(place))
         keys.set(KEY, json.dumps([asdict(process) for process in self._all.values()]))

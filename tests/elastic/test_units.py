@@ -5,6 +5,8 @@ from __future__ import annotations
 import itertools
 import random
 from collections import Counter
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -13,7 +15,7 @@ import torch.distributed as dist
 from lab.limits import seed
 from ringcomm.elastic import units
 from ringcomm.elastic.process import Process
-from ringcomm.elastic.waiting import Waiting
+from ringcomm.elastic.waiting import BEGIN_SECONDS, Waiting
 
 
 def processes(hosts: str) -> list[Process]:
@@ -112,6 +114,11 @@ def test_a_newcomer_gets_the_place_that_is_missing() -> None:
     assert units.place_for(placed, 3) == 2
 
 
+def hours() -> Callable[[], float]:
+    """A clock in whose time nobody has to wait."""
+    return partial(next, itertools.count(0.0, 3600.0))
+
+
 def newcomer(number: int, rank: int = -1) -> Process:
     return Process(f"n{number}", "elsewhere", number, rank=rank, ready=False)
 
@@ -127,13 +134,28 @@ def test_a_newcomer_may_be_faster_than_the_mates_of_the_dead() -> None:
     waiting.expect([members[0]])
     waiting.place(keys, [newcomer(1)], members[2:])
     assert places(keys, 1) == [1]
-    # A second one begins another unit, also when it asks another rank, which leads now.
-    Waiting(2).place(keys, [newcomer(2)], members[2:])
+    # A second one begins another unit, also when it asks another rank, which leads now; but not
+    # at once: it may have come before the others know whom it has to complete.
+    now = 10.0
+    later = Waiting(2, lambda: now)
+    later.place(keys, [newcomer(2)], members[2:])
+    assert not keys.check(["place/n2"])
+    now += BEGIN_SECONDS
+    later.place(keys, [newcomer(2)], members[2:])
     assert places(keys, 2) == [0]
 
 
+def test_one_that_came_before_the_death_was_known_completes_the_unit() -> None:
+    keys, waiting = dist.HashStore(), Waiting(2, lambda: 0.0)
+    members = world(4, 2)
+    waiting.place(keys, [newcomer(1)], members)
+    waiting.expect([members[0]])
+    waiting.place(keys, [newcomer(1)], members[2:])
+    assert places(keys, 1) == [1]
+
+
 def test_newcomers_that_make_their_models_count() -> None:
-    keys, waiting = dist.HashStore(), Waiting(3)
+    keys, waiting = dist.HashStore(), Waiting(3, hours())
     waiting.place(keys, [newcomer(1), newcomer(2)], world(3, 3))
     waiting.place(keys, [newcomer(3)], world(3, 3))
     assert places(keys, 1, 2, 3) == [0, 1, 2]
@@ -142,14 +164,14 @@ def test_newcomers_that_make_their_models_count() -> None:
 
 
 def test_one_that_was_started_anew_takes_its_place_again() -> None:
-    keys, waiting = dist.HashStore(), Waiting(2)
+    keys, waiting = dist.HashStore(), Waiting(2, hours())
     waiting.place(keys, [newcomer(1, rank=7)], world(2, 2))
     waiting.place(keys, [newcomer(2, rank=7)], world(2, 2))
     assert places(keys, 1, 2) == [0, 0]
 
 
 def test_members_wait_no_more() -> None:
-    keys, waiting = dist.HashStore(), Waiting(2)
+    keys, waiting = dist.HashStore(), Waiting(2, hours())
     members = world(4, 2)
     waiting.expect([members[0]])
     waiting.place(keys, [newcomer(1)], members)
