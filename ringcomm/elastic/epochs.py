@@ -170,10 +170,10 @@ class Epochs:
         self._destroy()
         if stay:
             raise Spare
-        places = sorted({process.place for process in spare})
+        held = ", ".join(str(place) for place in sorted({process.place for process in spare}))
         raise TooFew(
-            f"no unit of {size} ranks is whole: the ranks that are left hold only the shards of "
-            f"{', '.join(map(str, places))}; start them again, they go on from the checkpoint"
+            f"no unit of {size} ranks is whole: the ranks that are left hold only shard {held}; "
+            "start them again, they go on from the checkpoint"
         )
 
     def _agree(self, decided: int, voted: bool, extra: str, failed: bool) -> Decided:

@@ -12,18 +12,12 @@ import contextlib
 import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
-from typing import Any, Protocol
+from typing import Any
+
+from ringcomm.elastic.process import Process
 
 LOOK_SECONDS = 1.0
 GONE, ENDED = "1", "ended"  # of a process: for whatever reason; at the end of its program
-
-
-class Process(Protocol):
-    """A process, as rendezvous.py knows it."""
-
-    @property
-    def uuid(self) -> str: ...
-    def is_dead(self) -> bool: ...
 
 
 def beat(keys: Any, life: int) -> bool:

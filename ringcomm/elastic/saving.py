@@ -27,7 +27,8 @@ class Saving:
         """Load the newest whole checkpoint of all ranks' folders, if any has one, and share it.
 
         The folders may be one, or each on its host's own disk. Shards are all of one step. Raises
-        what `newest` raises, where no rank has a whole one and this rank has damaged ones.
+        what `newest` raises, where no rank has a whole one and this rank has damaged ones, and
+        RuntimeError on all ranks where only some shards have any.
         """
         places = [process.place for process in self.changes.epochs.members]
         rank, newest, damage, most = self.changes.epochs.rank, None, None, None
@@ -51,6 +52,7 @@ class Saving:
         else:
             if damage is not None:
                 raise damage
+            _require_none(steps, places)
             giver, newest = places.index(places[rank]), None
         if rank == giver and newest is not None:
             self._take(newest)
@@ -64,7 +66,10 @@ class Saving:
         self.changes.counters.steps = newest.step
 
     def save(self, certainly: bool = False) -> None:
-        """Write a checkpoint on rank 0 if one is due; `certainly`: in any case, to its end."""
+        """Write a checkpoint if one is due; `certainly`: in any case, to its end.
+
+        The first rank does, and in units the first one that holds each shard.
+        """
         changes, step = self.changes, self.changes.counters.steps
         due = self.checkpoints.due(step, time.monotonic())  # on all ranks: any may be 0 later
         epochs = changes.epochs
@@ -95,6 +100,17 @@ def _newest_of_all(steps: list[int], places: list[int]) -> int:
         max(step for step, held in zip(steps, places, strict=True) if held == place)
         for place in places
     )
+
+
+def _require_none(steps: list[int], places: list[int]) -> None:
+    """Raise RuntimeError if any shard has a checkpoint: to begin anew would lose the work."""
+    held = {place for step, place in zip(steps, places, strict=True) if step >= 0}
+    if held:
+        missing = ", ".join(str(place) for place in sorted(set(places) - held))
+        raise RuntimeError(
+            f"there are checkpoints, but of shard {missing} there is none of the same step or an "
+            "earlier one: put its folder back, or name another directory to begin anew"
+        )
 
 
 def _told(number: int) -> list[int]:

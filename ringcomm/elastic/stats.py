@@ -106,7 +106,7 @@ class Stats(Totals):
     sent_bytes: int
     """The state that this rank has sent to guests so far."""
     checkpoint: Checkpoint | None
-    """The newest one that this rank knows of. Only rank 0 writes them."""
+    """The newest one that this rank knows of. Only rank 0 writes them, or one for each shard."""
     checkpoint_failures: int
     """Checkpoints that this rank could not write."""
     history: list[PastChange]

@@ -8,6 +8,7 @@ newcomers that still make their models. The store keeps that, for the next one t
 from __future__ import annotations
 
 import json
+import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, replace
@@ -31,14 +32,15 @@ class Waiting:
 
     def __init__(self, unit: int, clock: Callable[[], float] = time.monotonic) -> None:
         self._unit, self._clock = unit, clock
-        self._since: dict[Known, float] = {}  # newcomers that would begin a unit
+        self._since: dict[Known, float] = {}  # when a newcomer asked for the first time
+        self._lock = threading.Lock()  # the main thread expects, and another one gives places
         self._all: dict[Known, Process] = {}
         self._recalled = False
 
     def expect(self, processes: Iterable[Process]) -> None:
         """Count members whose unit is broken: they will ask to come in again."""
-        for process in processes:
-            self._all[_known(process)] = process
+        with self._lock:
+            self._all |= {_known(process): process for process in processes}
 
     def place(self, keys: Any, came: Sequence[Process], members: Sequence[Process]) -> None:
         """Give each newcomer among those that came a place, by the store.
@@ -49,24 +51,32 @@ class Waiting:
         """
         self._recall(keys)
         self.expect(process for process in came if process.place >= 0)
-        self._forget(came, members)
-        for process in came:
-            if process.place >= 0:
-                continue
-            known, others = self._all.get(_known(process)), [*self._all.values()]
-            since = self._since.setdefault(_known(process), self._clock())
-            begins = known is None and units.are_complete(others, self._unit)
-            if begins and self._clock() - since < BEGIN_SECONDS:
-                continue
-            place = known.place if known else units.place_for(others, self._unit)
-            self._all[_known(process)] = replace(process, place=place)
-            keys.set(f"place/{process.uuid}", str(place))
-        keys.set(KEY, json.dumps([asdict(process) for process in self._all.values()]))
+        new = [process for process in came if process.place < 0]
+        now = self._clock()
+        self._since = {_known(p): self._since.get(_known(p), now) for p in new}
+        with self._lock:
+            self._forget(came, members)
+            given = [one for process in new if (one := self._placed(process))]
+            told = list(self._all.values())
+        for process in given:
+            keys.set(f"place/{process.uuid}", str(process.place))
+        keys.set(KEY, json.dumps([asdict(process) for process in told]))
+
+    def _placed(self, new: Process) -> Process | None:
+        """Return a newcomer with its place, or None where it has to ask again."""
+        known, others = self._all.get(_known(new)), list(self._all.values())
+        is_early = self._clock() - self._since[_known(new)] < BEGIN_SECONDS
+        if known is None and is_early and units.are_complete(others, self._unit):
+            return None
+        place = known.place if known else units.place_for(others, self._unit)
+        self._all[_known(new)] = result = replace(new, place=place)
+        return result
 
     def _recall(self, keys: Any) -> None:
         if not self._recalled and keys.check([KEY]):
             told = [Process(**fields) for fields in json.loads(keys.get(KEY).decode())]
-            self._all = {_known(process): process for process in told} | self._all
+            with self._lock:
+                self._all = {_known(process): process for process in told} | self._all
         self._recalled = True
 
     def _forget(self, came: Sequence[Process], members: Sequence[Process]) -> None:

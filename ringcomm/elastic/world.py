@@ -569,7 +569,9 @@ class World:
         `World.step` raises.
         """
         if self._groups is not None:
-            raise ValueError("world.outer in a world with units: join without unit")
+            raise ValueError(
+                "world.outer is for members of one rank: leave out the unit of elastic.join"
+            )
         terms = Terms(every, bits, topk, fragments, delay, alpha)
         self._outer = outer.start(self, model, (inner, outer_opt), terms, state)
         return self._outer

@@ -114,7 +114,7 @@ def test_an_example_is_rehearsed(run: Run, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_sharded_example_is_rehearsed(run: Run, tmp_path: Path) -> None:
-    options = ["--ranks", "4", "--unit", "2", "--minutes", "0.4", "--every", "1", "--seed", "5"]
+    options = ["--ranks", "4", "--unit", "2", "--minutes", "1", "--every", "1", "--seed", "5"]
     script = [ROOT / "examples" / "elastic_sharded.py", "--epochs", "1000000", "--pause", "0.01"]
     done = rehearse(run, *options, "--keep", tmp_path, *script)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -198,7 +199,7 @@ def test_a_world_without_a_whole_unit_says_which_shards_are_left() -> None:
         ends = last_words(some, [1, 3])
     assert [end["kind"] for end in ends] == ["TooFew"] * 2, ends
     assert (
-        "no unit of 2 ranks is whole: the ranks that are left hold only the shards of 1"
+        "no unit of 2 ranks is whole: the ranks that are left hold only shard 1"
         in (ends[0]["text"])
     )
 
@@ -224,6 +225,18 @@ def test_all_shards_of_a_checkpoint_are_of_one_step(tmp_path: Path) -> None:
     both = set(told) & set(before)
     assert both or max(before) == min(newest.values())
     assert all(told[step] == before[step] for step in both)
+
+
+def test_a_shard_without_a_checkpoint_is_no_new_beginning(tmp_path: Path) -> None:
+    part = Part("shard", 5, checkpoints=str(tmp_path))
+    with starters(2, partial(train, part=part), unit=2) as some:
+        some.await_ends([0, 1])
+    shutil.rmtree(tmp_path / "shard-1-of-2")
+    with starters(2, partial(train, part=part), unit=2) as some:
+        ends = last_words(some, [0, 1])
+    for end in ends:
+        assert end["what"] == "raised", ends
+        assert "of shard 1 there is none of the same step" in end["text"]
 
 
 def refused(world: elastic.World, log: Log) -> None:
