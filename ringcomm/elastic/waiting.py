@@ -56,7 +56,7 @@ class Waiting:
         self._since = {_known(p): self._since.get(_known(p), now) for p in new}
         with self._lock:
             self._forget(came, members)
-            given = [one for process in new if (one := self._placed(process))]
+            given = [placed for process in new if (placed := self._placed(process))]
             told = list(self._all.values())
         for process in given:
             keys.set(f"place/{process.uuid}", str(process.place))

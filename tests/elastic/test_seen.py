@@ -338,7 +338,10 @@ def test_a_world_is_seen(tmp_path: Path) -> None:
         assert [who["pid"] for who in state.stats["members"]] == [pids[1], some.processes[4].pid]
         assert state.stats["history"][-1]["lost"][0]["pid"] == pids[0]
         check_end(some, folder)
-        assert len(log_of(errors)) == 5, log_of(errors)
+        # A machine that is busy may warn of waits.
+        said = [line for line in log_of(errors) if "WARNING" not in line]
+        assert len(said) == 5, "\n".join(said)
+        assert all("elastic: going on with" in line for line in said), "\n".join(said)
 
 
 def check_end(some: Trainees, folder: Path) -> None:
