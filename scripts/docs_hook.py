@@ -19,7 +19,9 @@ ROOT = Path(__file__).resolve().parent.parent
 PAGES = {  # pages of the repository: pages of the site
     "README.md": "index.md",
     "README.zh-CN.md": "index.zh.md",
+    "CHANGELOG.md": "changelog.md",
     "CONTRIBUTING.md": "contributing.md",
+    "SECURITY.md": "security-policy.md",
     "examples/README.md": "examples.md",
     "benchmarks/README.md": "benchmarks.md",
     "tests/README.md": "tests.md",
