@@ -69,4 +69,4 @@ bench: build
 	@$(dev) python -m ringcomm bench $(ARGS)
 
 clean:
-	rm -rf build dist *.egg-info ringcomm/_build_info.py ringcomm/_C.*.so ringcomm/_planner.*.so
+	rm -rf build dist *.egg-info ringcomm/_build_info.py ringcomm/*.so

@@ -1,10 +1,11 @@
-"""Builds ringcomm: setuptools does the package, CMake and Ninja the library, ringcomm/_C.
+"""Builds ringcomm: setuptools does the package, CMake and Ninja the library.
 
 Settings: MAX_JOBS (compile jobs at once), CXX, CMAKE_ARGS (more arguments for CMake),
 RINGCOMM_SANITIZE=address|thread|undefined, RINGCOMM_WERROR=1, RINGCOMM_CUDA=auto|on|off (CUDA
 tensors; auto: where torch has CUDA and nvcc is), RINGCOMM_CUDA_ARCHS="80;90" (GPU architectures;
 without it those of the GPUs that are here, or several where none is). Build files are kept in
-build/.
+build/. scripts/wheels.py sets RINGCOMM_BUILT, a folder with the library for several torches, and
+RINGCOMM_WHEEL_TAG, as cp311-cp311-manylinux_2_28_x86_64.
 """
 
 import os
@@ -12,39 +13,61 @@ import re
 import shutil
 import subprocess
 import sys
-from importlib.metadata import PackageNotFoundError, version
+import sysconfig
+from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from setuptools import Extension, setup
+from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_ext import build_ext
 
 ROOT = Path(__file__).resolve().parent
 CUDA_LIBRARY = "libringcomm_cuda.so"
-PLANNER = "_planner.*.so"
 ARCHITECTURES = "80;90;100;120"
-# Set by scripts/wheel.sh: the wheel is installed elsewhere, and says for which torch it is.
-WHEEL = bool(os.environ.get("RINGCOMM_WHEEL"))
+BUILT = os.environ.get("RINGCOMM_BUILT", "")
+TAG = os.environ.get("RINGCOMM_WHEEL_TAG", "")
 
 
 def stop(sentence: str) -> NoReturn:
     sys.exit(f"ringcomm {sentence}")
 
 
-def torch_minor() -> str:
-    """The minor version of the installed torch, as "2.13", found without importing it."""
-    try:
-        installed = version("torch")
-    except PackageNotFoundError:
-        stop(
-            "builds against the torch that is installed: `pip install torch==2.13.0`, "
-            "then `pip install --no-build-isolation .`"
-        )
-    major, minor = re.findall(r"\d+", installed)[:2]
-    if (int(major), int(minor)) < (2, 11):
-        stop(f"needs torch 2.11 or newer, and {installed} is installed")
-    return f"{major}.{minor}"
+def torch_folder() -> Path:
+    """Return the folder of the installed torch, found without importing it.
+
+    pip and others build in an environment of their own, which has no torch. There the environment
+    that ringcomm is for is looked at.
+    """
+    spec = find_spec("torch")
+    if spec is not None and spec.origin:
+        return Path(spec.origin).parent
+    for site in sites():
+        if (site / "torch" / "version.py").exists():
+            return site / "torch"
+    stop(
+        "builds against the torch that is installed, and found none: `pip install torch==2.13.0`, "
+        "then `pip install --no-build-isolation .`"
+    )
+
+
+def sites() -> Iterator[Path]:
+    """Yield the folders where packages of the environment may be that this build is for."""
+    yield Path(sysconfig.get_path("platlib"))  # pip's own environment has the interpreter's prefix
+    for name in ("VIRTUAL_ENV", "CONDA_PREFIX"):
+        if prefix := os.environ.get(name):
+            yield Path(sysconfig.get_path("platlib", vars={"platbase": prefix, "base": prefix}))
+
+
+def torch_minor(folder: Path) -> str:
+    """Return the minor version of that torch, as "2_13"."""
+    text = (folder / "version.py").read_text()
+    match = re.search(r"^__version__ = '((\d+)\.(\d+)[^']*)'", text, re.MULTILINE)
+    assert match is not None
+    if (int(match[2]), int(match[3])) < (2, 11):
+        stop(f"needs torch 2.11 or newer, and {match[1]} is installed")
+    return f"{match[2]}_{match[3]}"
 
 
 def architectures() -> str:
@@ -64,22 +87,6 @@ def architectures_here() -> str:
         int(major + minor) for major, minor in re.findall(r"^(\d+)\.(\d)$", told, re.MULTILINE)
     }
     return ";".join(str(number) for number in sorted(capabilities))
-
-
-def own_version() -> str:
-    """The package's version; in a wheel with the torch that it is for, as "0.1.0+torch2.13"."""
-    source = (ROOT / "ringcomm" / "__init__.py").read_text()
-    match = re.search(r'^__version__ = "(.+)"$', source, re.MULTILINE)
-    assert match is not None
-    return f"{match[1]}+torch{torch_minor()}" if WHEEL else match[1]
-
-
-def torch_needed() -> str:
-    """Return the requirement of torch: in a wheel, the one minor version it is built for."""
-    if not WHEEL:
-        return "torch>=2.11,<2.16"
-    major, minor = torch_minor().split(".")
-    return f"torch>={major}.{minor},<{major}.{int(minor) + 1}"
 
 
 def tool(name: str) -> str:
@@ -106,47 +113,52 @@ def check_compiler() -> None:
 
 
 class CMakeBuild(build_ext):
-    """Runs CMake in build/, and puts the library and _build_info.py where setuptools wants them."""
+    """Runs CMake in build/, and puts the libraries and _build_info.py where setuptools wants them.
+
+    Of the extension only the folder counts: CMake names the files.
+    """
 
     def build_extension(self, ext: Extension) -> None:
-        check_compiler()
-        built = self.cmake() / "ringcomm"
-        target = Path(self.get_ext_fullpath(ext.name))
-        target.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy(built / target.name, target)
-        self.beside = [
+        if BUILT:
+            built = Path(BUILT)
+        else:
+            check_compiler()
+            built = self.cmake() / "ringcomm"
+        python = TAG.partition("-")[0].removeprefix("cp") or "*"
+        self.files = [
             built / "_build_info.py",
-            *built.glob(PLANNER),
-            *built.glob(CUDA_LIBRARY),  # where it is built
+            *built.glob("libringcomm*.so"),
+            *built.glob(f"_*.cpython-{python}-*.so"),
         ]
-        for file in self.beside:
-            shutil.copy(file, target.parent)
+        self.put(Path(self.get_ext_fullpath(ext.name)).parent)
+
+    def put(self, folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / CUDA_LIBRARY).unlink(missing_ok=True)  # it may not be built any more
+        for file in self.files:
+            # A process that runs may have the old one mapped.
+            (folder / file.name).unlink(missing_ok=True)
+            shutil.copy(file, folder)
 
     def copy_extensions_to_source(self) -> None:
-        super().copy_extensions_to_source()
-        (ROOT / "ringcomm" / CUDA_LIBRARY).unlink(missing_ok=True)
-        for file in self.beside:
-            shutil.copy(file, ROOT / "ringcomm")
+        self.put(ROOT / "ringcomm")
 
     def cmake(self) -> Path:
         """Configure and compile; returns the build folder, one per Python, torch and sanitizer."""
         sanitize = os.environ.get("RINGCOMM_SANITIZE", "")
-        name = f"{sys.implementation.cache_tag}-torch{torch_minor()}-{sanitize}".rstrip("-")
-        name += "-wheel" if WHEEL else ""
+        torch = torch_folder()
+        minor = torch_minor(torch).replace("_", ".")
+        name = f"{sys.implementation.cache_tag}-torch{minor}-{sanitize}".rstrip("-")
         folder = ROOT / "build" / name
-        torch = find_spec("torch")
-        assert torch is not None
         arguments = {
             "CMAKE_MAKE_PROGRAM": tool("ninja"),
             "Python_EXECUTABLE": sys.executable,
-            "RINGCOMM_TORCH_DIR": str(Path(str(torch.origin)).parent),
+            "RINGCOMM_TORCH_DIRS": str(torch),
             "RINGCOMM_SANITIZE": sanitize,
             "RINGCOMM_WERROR": "ON" if os.environ.get("RINGCOMM_WERROR") else "OFF",
             "RINGCOMM_CUDA": os.environ.get("RINGCOMM_CUDA", "auto"),
-            # A wheel goes to machines that may have another OpenSSL, or none.
-            "OPENSSL_USE_STATIC_LIBS": "ON" if WHEEL else "OFF",
+            "RINGCOMM_CUDA_ARCHS": architectures(),
         }
-        arguments["RINGCOMM_CUDA_ARCHS"] = architectures()
         (folder / "ringcomm" / CUDA_LIBRARY).unlink(missing_ok=True)
         configure = [tool("cmake"), "-S", str(ROOT), "-B", str(folder), "-G", "Ninja"]
         configure += [f"-D{key}={value}" for key, value in arguments.items()]
@@ -157,16 +169,20 @@ class CMakeBuild(build_ext):
         return folder
 
 
+class Wheel(bdist_wheel):
+    """Names the wheel after what its library was built for, which may be another Python."""
+
+    def get_tag(self) -> Any:
+        return tuple(TAG.split("-")) if TAG else super().get_tag()
+
+
 if sys.version_info < (3, 10):
     stop(f"needs Python 3.10 or newer, and this is {sys.version.split()[0]}")
-torch_minor()
 sources = [path for path in (ROOT / "csrc").rglob("*.*") if path.suffix in {".cc", ".cu", ".h"}]
 needed = [ROOT / "CMakeLists.txt", ROOT / "ringcomm" / "_build_info.py.in", *sources]
 setup(
-    version=own_version(),
-    install_requires=[torch_needed()],
     ext_modules=[
         Extension("ringcomm._C", [], depends=[str(path.relative_to(ROOT)) for path in needed])
     ],
-    cmdclass={"build_ext": CMakeBuild},
+    cmdclass={"build_ext": CMakeBuild, "bdist_wheel": Wheel},
 )

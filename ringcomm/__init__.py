@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from ringcomm._runtime.options import Options
 
 __version__ = "0.1.0"
-"""The version, without that of the torch it was built for."""
 __all__ = [
     "Options",
     "__version__",
@@ -70,6 +69,8 @@ _MOVED = {
 
 
 def __getattr__(name: str) -> Any:
+    if name == "_C":
+        return library.load_library()
     if name in ("algorithms", "compression", "elastic"):
         return importlib.import_module(f"ringcomm.{name}")
     if name in _LATER:

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import ringcomm
+from ringcomm._runtime.library import built, span
 
 # Each is a module with add_arguments(parser) and run(options), which returns the exit status. It is
 # imported when its command is called, so that the others' packages need not be there.
@@ -110,13 +111,12 @@ def examples(lines: Sequence[str]) -> str:
 
 def version() -> str:
     """Return the versions of the package and of what it was built for; torch is not loaded."""
-    try:
-        built = importlib.import_module("ringcomm._build_info")
-    except ModuleNotFoundError:
+    torches, pythons = built()
+    if not torches:
         return f"ringcomm {ringcomm.__version__}, not built"
     return (
-        f"ringcomm {ringcomm.__version__}, built for torch {built.torch} and Python "
-        f"{built.python} by {built.compiler}"
+        f"ringcomm {ringcomm.__version__}, built for torch {span(torches)} and Python "
+        f"{span(pythons)} by {importlib.import_module('ringcomm._build_info').compiler}"
     )
 
 

@@ -17,7 +17,7 @@ key=$( (
 ) | sha256sum)
 where='from importlib.util import find_spec; print(find_spec("ringcomm").origin)'
 if [ "$(cat "build/built${tests:+-$tests}" 2>/dev/null)" = "$key" ] &&
-  compgen -G 'ringcomm/_C.*.so' >/dev/null && [ -e ringcomm/_build_info.py ] &&
+  compgen -G "ringcomm/_C_torch$(python -c 'import importlib.metadata as m; print("_".join(m.version("torch").split(".")[:2]))').*.so" >/dev/null && [ -e ringcomm/_build_info.py ] &&
   [ "$(cd / && python -c "$where" 2>/dev/null)" = "$PWD/ringcomm/__init__.py" ]; then
   exit 0
 fi

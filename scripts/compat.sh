@@ -24,7 +24,7 @@ quietly() {  # LOG COMMAND...: shows the end of the log when the command fails
 copy() {
   rm -rf "$1" && mkdir -p "$1"
   cp -r csrc ringcomm CMakeLists.txt setup.py pyproject.toml README.md examples lab tests "$1"
-  rm -f "$1"/ringcomm/_C.*.so "$1/ringcomm/_build_info.py"
+  rm -f "$1"/ringcomm/*.so "$1/ringcomm/_build_info.py"
 }
 
 runs() {  # VERSION: 0 when all of it ran, 1 when this torch cannot be used here, 2 on our failure
@@ -68,7 +68,7 @@ compiles() {  # VERSION: against the headers in a wheel of any platform
   [ -e "$headers/torch" ] || { tail -5 "$root/$1.log" >&2; return 1; }
   export PATH="$env/bin:$PATH"
   quietly "$root/$1.log" cmake -S . -B "$root/build-$1" -G Ninja \
-    -DPython_EXECUTABLE="$(command -v "$python")" -DRINGCOMM_TORCH_DIR="$headers/torch" &&
+    -DPython_EXECUTABLE="$(command -v "$python")" -DRINGCOMM_TORCH_DIRS="$headers/torch" &&
     quietly "$root/$1.log" cmake --build "$root/build-$1" --target ringcomm_torch ringcomm_core
 }
 

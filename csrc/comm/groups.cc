@@ -5,6 +5,8 @@
 #include "comm/communicator.h"
 
 namespace ringcomm {
+
+template class PerProcess<Groups>;
 namespace {
 
 // Returns a quarter of the descriptors that this process may have, and 128 at most, or fewer where

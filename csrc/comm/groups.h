@@ -10,6 +10,9 @@ namespace ringcomm {
 
 class Communicator;
 
+class Groups;
+extern template class PerProcess<Groups>;  // libringcomm.so has the only one
+
 class Groups {
  public:
   // Makes the process first, because where it forks, a part that was made earlier is locked later.

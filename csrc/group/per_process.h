@@ -12,6 +12,9 @@
 
 namespace ringcomm {
 
+// The engine's parts are instantiated in libringcomm.so alone, so that a process has each of them
+// once. So a function with a variable of its own must not be inlined into another library.
+//
 // Where the process forks, before_fork() and after_fork() lock and unlock the part. In the child,
 // forked() lets go of the parent's, which stays locked: nothing else of it may be used.
 template <typename Part>
@@ -25,11 +28,11 @@ class PerProcess {
   static Part* made() { return only.load(std::memory_order_acquire); }  // partner: make()
 
  private:
-  static Mutex& mutex() {
+  [[gnu::noinline]] static Mutex& mutex() {
     static Mutex* const instance = new Mutex;  // outlives every thread
     return *instance;
   }
-  static Part& make() {
+  [[gnu::noinline]] static Part& make() {
     static const int refused = ::pthread_atfork(before_fork, after_fork, forked);
     if (refused != 0) throw SystemError("pthread_atfork", refused);
     const Lock lock(mutex());

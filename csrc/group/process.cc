@@ -4,6 +4,8 @@
 
 namespace ringcomm {
 
+template class PerProcess<Process>;
+
 void Process::raise(std::atomic<int>& most, int number) {
   int now = most.load(std::memory_order_relaxed);
   while (now < number && !most.compare_exchange_weak(now, number)) {

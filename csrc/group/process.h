@@ -9,6 +9,9 @@
 
 namespace ringcomm {
 
+class Process;
+extern template class PerProcess<Process>;  // libringcomm.so has the only one
+
 class Process {
  public:
   static Process& get() { return PerProcess<Process>::get(); }

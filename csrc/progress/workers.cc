@@ -7,6 +7,8 @@
 #include "progress/progress.h"
 
 namespace ringcomm {
+
+template class PerProcess<Workers>;
 namespace {
 
 // The worker shares its core with the computation it overlaps with: it never spins long.

@@ -16,6 +16,9 @@ namespace ringcomm {
 
 class Progress;
 
+class Workers;
+extern template class PerProcess<Workers>;  // libringcomm.so has the only one
+
 class Workers {
  public:
   static Workers& get() { return PerProcess<Workers>::get(); }

@@ -14,6 +14,7 @@
 #include "torch/backend.h"
 #include "torch/errors.h"
 #include "torch/module.h"
+#include "torch/park.h"
 #include "torch/tensors.h"
 
 namespace ringcomm {

@@ -1,19 +1,11 @@
-// The parts of the Python module ringcomm._C that have files of their own.
+// The part of the Python module ringcomm._C that has a file of its own.
 #pragma once
 
 #include <pybind11/pybind11.h>
-
-#include <vector>
 
 namespace ringcomm {
 
 // Binds what ringcomm.elastic needs of the engine, as Python sees it (ringcomm/_C.pyi).
 void bind_elastic(pybind11::module_& module);
-
-// Stops threads, by their ids, that are in Python code of the user's while Python ends: they stay
-// where they are for good. Until 3.13 Python ends such a thread by unwinding its stack when it next
-// asks for Python's lock. There are destructors on the way, from which nobody may leave like that,
-// and the process would be aborted. The caller has Python's lock: none of the threads does.
-void park(const std::vector<int>& threads);
 
 }  // namespace ringcomm

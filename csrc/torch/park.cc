@@ -9,7 +9,7 @@
 #include <cstring>
 #include <thread>
 
-#include "torch/module.h"
+#include "torch/park.h"
 
 namespace ringcomm {
 namespace {

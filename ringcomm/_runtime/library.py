@@ -1,9 +1,18 @@
-"""Loads the compiled library, which happens when a group first asks for it."""
+"""Loads the compiled library, which happens when a group first asks for it.
+
+The engine is libringcomm.so, which knows no torch. The module on top of it, `ringcomm._C`, is built
+once for each minor version of torch, because torch's C++ classes differ between these: the wrong
+one would not fail to load, it would crash later. So the file that fits is chosen by its name.
+"""
 
 from __future__ import annotations
 
 import importlib
+import re
 import sys
+from importlib.machinery import EXTENSION_SUFFIXES, ExtensionFileLoader
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ringcomm._runtime.exit import close_groups_with
@@ -11,40 +20,72 @@ from ringcomm._runtime.exit import close_groups_with
 if TYPE_CHECKING:
     from types import ModuleType
 
+NAME = "ringcomm._C"
+FOLDER = Path(__file__).parents[1]
+SUFFIX = EXTENSION_SUFFIXES[0]  # of this Python's modules
+
 load_recorder: Any = None  # returns ringcomm._flight.recorder, above: ringcomm/__init__.py sets it
 
 
 def load_library() -> ModuleType:
     """Return the compiled library, loading it the first time.
 
-    Raises ImportError when it is not built, or built for another Python or another minor version
-    of torch. torch's C++ classes change between minor versions, so the wrong one would not fail to
-    load: it would crash later. That is why this is compared first.
+    Raises ImportError when it is not built, or neither for this Python nor for this minor version
+    of torch.
     """
+    if NAME in sys.modules:
+        return sys.modules[NAME]
     import torch
 
+    major, minor = torch.__version__.split(".")[:2]
+    path = FOLDER / f"_C_torch{major}_{minor}{SUFFIX}"
+    if not path.exists():
+        raise ImportError(_missing(f"{major}.{minor}"))
+    spec = spec_from_file_location(NAME, path, loader=ExtensionFileLoader(NAME, str(path)))
+    assert spec is not None
+    assert spec.loader is not None
+    library = sys.modules[NAME] = module_from_spec(spec)
     try:
-        built = importlib.import_module("ringcomm._build_info")
-    except ModuleNotFoundError as error:
-        raise ImportError(
-            "ringcomm is not built: run `pip install --no-build-isolation .` in its folder"
-        ) from error
-    for what, then, now in (
-        ("torch", built.torch, torch.__version__),
-        ("Python", built.python, sys.version),
-    ):
-        if minor(then) != minor(now):
-            raise ImportError(
-                f"ringcomm was built for {what} {minor(then)} but {what} {minor(now)} is running: "
-                "rebuild it with "
-                "`pip install --no-build-isolation --force-reinstall --no-deps .`"
-            )
-    library = importlib.import_module("ringcomm._C")
-    complete(library.Backend)
-    # The recorder is loaded now, while there are descriptors for that.
-    recorder = load_recorder()
+        spec.loader.exec_module(library)
+        complete(library.Backend)
+        # The recorder is loaded now, while there are descriptors for that.
+        recorder = load_recorder()
+    except BaseException:
+        del sys.modules[NAME]
+        raise
     close_groups_with(library, recorder.end, recorder.await_torch)
     return library
+
+
+def built(folder: Path = FOLDER) -> tuple[list[str], list[str]]:
+    """Return the versions of torch, and those of Python, that a package is built for."""
+    pattern = re.compile(r"_C_torch(\d+)_(\d+)\.cpython-3(\d+)-")
+    found = [match for path in folder.glob("_C_torch*.so") if (match := pattern.match(path.name))]
+    torches = sorted({(int(match[1]), int(match[2])) for match in found})
+    pythons = sorted({int(match[3]) for match in found})
+    return [f"{major}.{minor}" for major, minor in torches], [f"3.{minor}" for minor in pythons]
+
+
+def span(versions: list[str]) -> str:
+    """Return neighbouring versions as text: "2.11 to 2.15"."""
+    return versions[0] if len(versions) == 1 else f"{versions[0]} to {versions[-1]}"
+
+
+def _missing(torch: str) -> str:
+    """Say what this package is built for, and what to do."""
+    torches, pythons = built(FOLDER)
+    if not torches:
+        return "ringcomm is not built: run `pip install --no-build-isolation .` in its folder"
+    python = re.sub(r"\.cpython-3(\d+)-.*", r"3.\1", SUFFIX)
+    what, then, now = ("torch", torches, torch)
+    if python not in pythons:
+        what, then, now = ("Python", pythons, python)
+    # pip unpacks a wheel into a folder that has other packages, too.
+    source = "." if (FOLDER.parent / "setup.py").exists() else "--no-binary ringcomm ringcomm"
+    return (
+        f"ringcomm was built for {what} {span(then)} but {what} {now} is running: rebuild it with "
+        f"`pip install --no-build-isolation --force-reinstall --no-deps {source}`"
+    )
 
 
 def complete(backend: Any) -> None:
@@ -64,8 +105,3 @@ def flight_record(backend: Any) -> list[dict[str, Any]]:
     """Return the last operations of a group; `_C.pyi` says what of each."""
     operations: list[dict[str, Any]] = load_recorder().last_operations(backend._flight_rings())
     return operations
-
-
-def minor(version: str) -> str:
-    """Return the first two numbers of a version: "2.13" of "2.13.0+cpu"."""
-    return ".".join(version.split(".")[:2])

@@ -20,7 +20,7 @@ from lab.oracle import bits
 from lab.outcomes import in_child
 from lab.ranks import Rank, error_of, join, ranks
 from ringcomm import _planner
-from ringcomm._C import flight_rings
+from ringcomm import _C
 from ringcomm._flight import records
 from ringcomm.algorithms import Algorithm, Chunk, Shape, copy, reduce, send
 from ringcomm.algorithms.program import INPUT, OUTPUT, SLOT, Move, Operand, Recorder, Signal, Wait
@@ -296,7 +296,7 @@ def noted(rank: Rank) -> list[str]:
     for _ in range(2):
         dist.all_reduce(torch.ones(1000))
     dist.broadcast(torch.ones(1000), 0)
-    record = records.read_ring(flight_rings()[0])
+    record = records.read_ring(_C.flight_rings()[0])
     return [f"{operation.collective} {operation.algorithm}" for operation in record.operations]
 
 

@@ -11,7 +11,7 @@ import torch.distributed as dist
 import ringcomm
 from lab.by_hand import example, go
 from lab.ranks import Rank, error_of, join, ranks
-from ringcomm._C import flight_rings
+from ringcomm import _C
 from ringcomm._flight import records
 
 SIZED = """
@@ -31,7 +31,7 @@ def by_rules(rank: Rank, way: str, rules: str) -> list[str]:
         assert (data == 2).all()
     dist.broadcast(torch.ones(1000), 0)
     dist.barrier()
-    host = records.read_ring(flight_rings()[0])
+    host = records.read_ring(_C.flight_rings()[0])
     return [f"{operation.collective} {operation.algorithm}" for operation in host.operations]
 
 

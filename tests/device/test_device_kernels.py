@@ -13,7 +13,7 @@ import torch.distributed as dist
 from lab.outcomes import Outcome
 from lab.ranks import Rank, Ranks, error_of
 from lab.simulated_device import SimulatedMemory, on_device
-from ringcomm._C import flight_rings
+from ringcomm import _C
 from ringcomm._flight import records
 from ringcomm.tools.tune.kernels import KERNELS
 
@@ -106,7 +106,7 @@ def many(
         wrong = [one_of_many(rank, number, choose, whole) for number in range(steps)]
         dist.barrier()
         used: set[str] = set()
-        for ring in flight_rings():
+        for ring in _C.flight_rings():
             record = records.read_ring(ring)
             used |= {operation.algorithm for operation in record.operations if record.device}
         return {"wrong": [text for text in wrong if text], "used": sorted(used)}
@@ -196,7 +196,7 @@ def several_groups(rank: Rank, life: str, settings: dict[str, str]) -> Outcome:
             dist.all_reduce(tensor, group=group)
             assert tensor.eq(rank.size).all()
             dist.barrier(group=group)
-            for ring in flight_rings():
+            for ring in _C.flight_rings():
                 record = records.read_ring(ring)
                 if record.device and record.group == group.group_name:
                     return record.operations[0].algorithm

@@ -2,10 +2,14 @@
 
 import sys
 from importlib.metadata import distribution, entry_points
+from pathlib import Path
 
 import pytest
 import torch
 from conftest import Run
+
+from lab.linked import common_variables
+from ringcomm._runtime import library
 
 GROUPS = ["torch.backends", "torch.distributed.backends"]
 
@@ -34,8 +38,7 @@ def test_torch_finds_the_entry_point(group: str) -> None:
 def test_the_version_is_one() -> None:
     import ringcomm
 
-    # A wheel also names the torch that it is for; making one leaves that in the source folder.
-    assert distribution("ringcomm").version.partition("+")[0] == ringcomm.__version__
+    assert distribution("ringcomm").version == ringcomm.__version__
 
 
 def test_available_without_an_import(python: Run) -> None:
@@ -120,7 +123,7 @@ def test_a_library_of_another_version_is_refused_before_it_is_loaded(python: Run
     result = python(
         ONE_RANK
         + """if True:
-        import ringcomm._build_info as built
+        from ringcomm._runtime import library
         def refusal():
             try:
                 start("ringcomm")
@@ -128,34 +131,58 @@ def test_a_library_of_another_version_is_refused_before_it_is_loaded(python: Run
                 assert "ringcomm._C" not in sys.modules
                 assert "ringcomm/_C" not in open("/proc/self/maps").read()
                 return str(error)
-        for field, version in (("torch", "2.9.1+cpu"), ("torch", "2.99.0"), ("python", "3.7")):
-            right = getattr(built, field)
-            setattr(built, field, version)
+        for owner, name, value in (
+            (torch, "__version__", "2.9.1+cpu"),
+            (torch, "__version__", "2.99.0"),
+            (library, "SUFFIX", ".cpython-37-x86_64-linux-gnu.so"),
+        ):
+            right = getattr(owner, name)
+            setattr(owner, name, value)
             print(refusal())
-            setattr(built, field, right)
+            setattr(owner, name, right)
         assert refusal() is None
     """
     )
     assert result.returncode == 0, result.stderr
     rebuild = "rebuild it with `pip install --no-build-isolation --force-reinstall --no-deps .`"
-    now = minor(torch.__version__)
+    torches, pythons = library.built()
+    assert minor(torch.__version__) in torches
     assert result.stdout.splitlines() == [
-        f"ringcomm was built for torch 2.9 but torch {now} is running: {rebuild}",
-        f"ringcomm was built for torch 2.99 but torch {now} is running: {rebuild}",
-        f"ringcomm was built for Python 3.7 but Python {minor(sys.version)} is running: {rebuild}",
+        f"ringcomm was built for torch {library.span(torches)} but torch 2.9 is running: {rebuild}",
+        f"ringcomm was built for torch {library.span(torches)} but torch 2.99 is running: {rebuild}",
+        f"ringcomm was built for Python {library.span(pythons)} but Python 3.7 is running: "
+        f"{rebuild}",
     ]
 
 
-def test_what_is_not_built_says_so(python: Run) -> None:
-    result = python("""if True:
-        import sys, ringcomm
-        sys.modules["ringcomm._build_info"] = None  # as when the file is not there
+def test_what_is_not_built_says_so(python: Run, tmp_path: Path) -> None:
+    result = python(f"""if True:
+        import pathlib, ringcomm
+        ringcomm.library.FOLDER = pathlib.Path({str(tmp_path)!r})
         try:
             ringcomm.Options
         except ImportError as error:
             print(error)
     """)
     assert result.stdout.startswith("ringcomm is not built: run `pip install"), result.stderr
+
+
+def test_a_package_says_what_it_is_built_for(tmp_path: Path) -> None:
+    for name in ("2_9.cpython-310", "2_11.cpython-310", "2_11.cpython-314", "2_10.cpython-39"):
+        (tmp_path / f"_C_torch{name}-x86_64-linux-gnu.so").touch()
+    torches, pythons = library.built(tmp_path)
+    assert torches == ["2.9", "2.10", "2.11"]
+    assert pythons == ["3.9", "3.10", "3.14"]
+    assert library.span(torches) == "2.9 to 2.11"
+    assert library.span(["2.13"]) == "2.13"
+
+
+def test_a_process_has_one_engine() -> None:
+    """Its state is in libringcomm.so alone, and not in part in the modules on top of it."""
+    modules = [*library.FOLDER.glob("_C_torch*.so"), *library.FOLDER.glob("_planner*.so")]
+    assert len(modules) >= 2
+    for module in modules:
+        assert not common_variables(library.FOLDER / "libringcomm.so", module), module
 
 
 def test_options_load_the_library_and_other_names_do_not(python: Run) -> None:
