@@ -52,6 +52,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 MOST_RANKS = 200  # in a group
+# Why a compiled optimizer's step is left for a moment: torch says so where it must not be.
+HOOK = "ranks vote here in an elastic world: compile the optimizer's step without fullgraph=True"
 
 
 class World:
@@ -253,8 +255,12 @@ class World:
         if self._tracked is not None:
             raise RuntimeError("world.track was called before: call it once, with everything")
         tracked = Tracked(self._groups, **state)
-        register_optimizer_step_pre_hook(self._before_optimizer)
-        register_optimizer_step_post_hook(self._after_optimizer)
+        register_optimizer_step_pre_hook(
+            torch.compiler.disable(self._before_optimizer, reason=HOOK)
+        )
+        register_optimizer_step_post_hook(
+            torch.compiler.disable(self._after_optimizer, reason=HOOK)
+        )
         self._tracked = tracked
         while self._changes is None:
             self._ask()
