@@ -351,3 +351,17 @@ def grouping(course: Course) -> Training:
         }
 
     return Training({"model": model, "opt": opt}, step, tell)
+
+
+def compiling_optimizer(course: Course, *, backend: str = "aot_eager") -> Training:
+    """A compiled step of the optimizer, which the vote interrupts."""
+    net = Perceptron(course)
+    model, opt = _ddp(net), torch.optim.AdamW(net.parameters(), lr=0.01)
+    apply = torch.compile(opt.step, backend=backend)
+
+    def step() -> None:
+        opt.zero_grad()
+        _loss(model, batch(course.world)).backward()
+        apply()
+
+    return Training({"model": model, "opt": opt}, step, _telling(net, opt))

@@ -89,11 +89,18 @@ class Backend(_Backend):
         """Give the next call so much more time."""
     def _reconfigure_handle(self) -> str:
         """Return what the others need to reach this group; it never changes."""
-    def _reconfigure(self, uuid: int, handles: list[str], timeout: timedelta | None = None) -> None:
+    def _reconfigure(
+        self,
+        uuid: int,
+        handles: list[str],
+        timeout: timedelta | None = None,
+        check: Callable[[], None] | None = None,
+    ) -> None:
         """Give this group the ranks of these handles, in that order, in place.
 
         Every one of them calls with the same arguments. No store takes part. torch 2.14 calls the
         same `reconfigure`; before that, torch's own group does not see that ranks have changed.
+        `check` is called while they meet, and raises where they never will.
         """
     def _readable_operations(self) -> int:
         """Return how many collectives have read the ranks' tensors where they lie."""
@@ -156,7 +163,9 @@ def tell_failures() -> None:
 def look_at_groups() -> int:
     """Let groups hear of failures at peers; return how often ranks have asked for records."""
 
-def create_backend(options: Any, backend_options: Options, cuda: bool = True) -> Backend:
+def create_backend(
+    options: Any, backend_options: Options, cuda: bool = True, waits: bool = False
+) -> Backend:
     """Make the backend of one group from torch's _DistributedBackendOptions.
 
     `cuda`: whether the group's CUDA tensors are its own, too, or another backend's.

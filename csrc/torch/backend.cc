@@ -59,9 +59,9 @@ void Backend::begin_life(std::shared_ptr<Communicator> group) {
 }
 
 c10::intrusive_ptr<Backend> Backend::create(const StorePtr& store, RankAndSize self,
-                                            GroupOptionsPtr options) {
+                                            GroupOptionsPtr options, bool waits) {
   // Until it is reconfigured, a rank is alone and takes no calls.
-  const bool waits = options->enable_reconfigure;
+  waits = waits || options->enable_reconfigure;
   CommunicatorOptions wanted = wanted_of(*options, waits ? RankAndSize{0, 1} : self);
   wanted.may_be_late = true;
   if (options->check_members) {

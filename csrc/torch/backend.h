@@ -37,9 +37,10 @@ class Backend final : public c10d::Backend {
   using WorkPtr = c10::intrusive_ptr<c10d::Work>;
   using OptionsPtr = c10::intrusive_ptr<c10d::Backend::Options>;
 
-  // Meets the group's other ranks through `store`, within the options' timeout.
+  // Meets the group's other ranks through `store`, within the options' timeout. One that `waits`
+  // meets nobody, until it is reconfigured.
   static c10::intrusive_ptr<Backend> create(const StorePtr& store, RankAndSize self,
-                                            GroupOptionsPtr options);
+                                            GroupOptionsPtr options, bool waits = false);
   // `self`: as torch knows it; a group that waits for its first reconfiguration has other ranks.
   Backend(std::shared_ptr<Communicator> group, RankAndSize self, GroupOptionsPtr options,
           StorePtr store);
@@ -91,10 +92,12 @@ class Backend final : public c10d::Backend {
 
   // Gives this group other ranks, in place, also when it has failed or was aborted. Every rank that
   // is to be in it calls with the same handles, in the order of their ranks, and the same `uuid`,
-  // which is new to each. A handle lasts as long as its group. No store takes part.
+  // which is new to each. A process has a handle in each group, and any will do. No store is used.
   std::string reconfigure_handle() const;
+  using Check = std::function<void()>;  // called while ranks meet; throws where they never will
   void reconfigure_to(int64_t uuid, const std::vector<std::string>& handles,
-                      std::optional<std::chrono::milliseconds> timeout);
+                      std::optional<std::chrono::milliseconds> timeout,
+                      const Check& check = nullptr);
 #ifdef C10D_BACKEND_HAS_RECONFIGURE
   bool supportsReconfigure() const override { return true; }
   c10d::ReconfigureHandle get_reconfigure_handle() const override { return reconfigure_handle(); }
@@ -202,7 +205,8 @@ class Backend final : public c10d::Backend {
   void begin_life(std::shared_ptr<Communicator> group);
   std::vector<Way> ways_to(const std::vector<std::string>& handles, Rank self) const;
   std::shared_ptr<Communicator> gather(CommunicatorOptions wanted, const std::vector<Way>& ways,
-                                       const std::vector<std::string>& meeting, int aborts) const;
+                                       const std::vector<std::string>& meeting, int aborts,
+                                       const Check& check = nullptr) const;
   std::chrono::milliseconds timeout_of(std::chrono::milliseconds asked, const GroupState& state);
   // Tells whether torch needs a Work of each call. Else a finished one has none.
   bool wants_works() const { return !hooks_->succeeded.empty(); }

@@ -164,7 +164,7 @@ void bind_backend(py::module_& module) {
       .def("_add_ephemeral_timeout", &Backend::addEphemeralTimeout, py::arg("timeout"))
       .def("_reconfigure_handle", &Backend::reconfigure_handle, NoGil())
       .def("_reconfigure", &Backend::reconfigure_to, py::arg("uuid"), py::arg("handles"),
-           py::arg("timeout") = py::none(), NoGil())
+           py::arg("timeout") = py::none(), py::arg("check") = nullptr, NoGil())
       .def("_register_memory", &Backend::register_memory, py::arg("asked"), py::arg("memory"),
            py::arg("device"), NoGil())
       .def("_deregister_memory", &Backend::deregister_memory, py::arg("name"), NoGil())
@@ -317,14 +317,16 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
 
   module.def(
       "create_backend",
-      [](const c10d::DistributedBackendOptions& torch, const GroupOptionsPtr& given, bool cuda) {
+      [](const c10d::DistributedBackendOptions& torch, const GroupOptionsPtr& given, bool cuda,
+         bool waits) {
         GroupOptionsPtr options = options_of(torch, given);
         options->cuda = cuda;
         const py::gil_scoped_release no_gil;
         return Backend::create(torch.store, {torch.group_rank, torch.group_size},
-                               std::move(options));
+                               std::move(options), waits);
       },
-      py::arg("options"), py::arg("backend_options"), py::arg("cuda") = true);
+      py::arg("options"), py::arg("backend_options"), py::arg("cuda") = true,
+      py::arg("waits") = false);
 
   module.def("flight_rings", [] { return to_bytes(Groups::get().flight_rings()); });
   module.def("ask_for_records", [] { Groups::get().ask_for_records(); }, NoGil());

@@ -14,10 +14,11 @@ constexpr int kShrinkAbort = 1;
 std::shared_ptr<Communicator> Backend::gather(CommunicatorOptions wanted,
                                               const std::vector<Way>& ways,
                                               const std::vector<std::string>& meeting,
-                                              int aborts) const {
-  wanted.interrupt_meeting = [this, aborts] {
+                                              int aborts, const Check& check) const {
+  wanted.interrupt_meeting = [this, aborts, check] {
     run_signal_handlers();
     if (aborts_ != aborts) throw PeerError(rank(), "abort() was called");
+    if (check) check();
   };
   SocketStore store(Process::get().neighbours(), wanted.rank, ways, channel_of(meeting));
   return Communicator::create(store, wanted);
@@ -35,12 +36,17 @@ std::string Backend::reconfigure_handle() const {
   });
 }
 
-// How this process reaches those of the handles.
-std::vector<Way> Backend::ways_to(const std::vector<std::string>& handles, Rank self) const {
+static std::vector<Card> cards_of(const std::vector<std::string>& handles) {
   std::vector<Card> cards;
   for (const std::string& handle : handles) {
     cards.push_back(Card::from_text(handle, static_cast<Rank>(cards.size())));
   }
+  return cards;
+}
+
+// How this process reaches those of the handles.
+std::vector<Way> Backend::ways_to(const std::vector<std::string>& handles, Rank self) const {
+  const std::vector<Card> cards = cards_of(handles);
   require_agreement(cards);
   std::vector<Way> ways(handles.size());
   const auto own = static_cast<size_t>(self);
@@ -57,13 +63,16 @@ std::vector<Way> Backend::ways_to(const std::vector<std::string>& handles, Rank 
 }
 
 void Backend::reconfigure_to(int64_t uuid, const std::vector<std::string>& handles,
-                             std::optional<std::chrono::milliseconds> timeout) {
+                             std::optional<std::chrono::milliseconds> timeout,
+                             const Check& check) {
   const Lock lock(reconfigure_mutex_);
   const int aborts = aborts_;
   const auto last = group();
   GroupState& before = last->state();
   with_torch_errors([&] {
-    const auto self = std::ranges::find(handles, reconfigure_handle()) - handles.begin();
+    // A handle of any of its groups: they are all of this process.
+    const auto cards = cards_of(handles);
+    const auto self = std::ranges::find(cards, card_.socket, &Card::socket) - cards.begin();
     const auto size = std::ssize(handles);
     RINGCOMM_CHECK(!uuids_.contains(uuid), "reconfigure: uuid ", uuid,
                    " was already used by this group: give each change one of its own");
@@ -85,7 +94,7 @@ void Backend::reconfigure_to(int64_t uuid, const std::vector<std::string>& handl
     std::vector<std::string> meeting = handles;
     meeting.push_back(str(uuid));
     try {
-      begin_life(gather(wanted, ways, meeting, aborts));
+      begin_life(gather(wanted, ways, meeting, aborts, check));
     } catch (const std::exception& error) {
       revoked_ = false;
       before.fail(str("the last reconfigure() has failed: ", error.what()));

@@ -17,6 +17,7 @@ from ringcomm.options import checked_timeout
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from datetime import timedelta
 
 NAME = "ringcomm"
 STAND_IN = "ringcomm_as_gloo"  # torch's word for our part of a group that asked for Gloo
@@ -46,6 +47,10 @@ def default_devices() -> list[str]:
         )
     return devices
 
+
+# In an elastic world, whose store may be dead, this connects a group of some ranks. It gets the
+# backend, the group's name, its ranks in the default group, and how long to wait.
+connect: Callable[[Any, str, list[int], timedelta], None] | None = None
 
 _parts: dict[str, str] = {}  # the backend of each device, for the group that is being made
 

@@ -81,7 +81,15 @@ def create_backend(options: Any, backend_options: Any = None) -> Any:
     ranks = options.global_ranks_in_group
     rank = ranks[options.group_rank] if ranks else options.group_rank
     library.load_recorder().watch(loaded, rank)
-    return loaded.create_backend(options, own, groups.serve_cuda())
+    connect = groups.connect if ranks and not own.enable_reconfigure else None
+    if connect is not None:
+        from torch.distributed import HashStore
+
+        options.store = HashStore()  # it is asked for nothing
+    backend = loaded.create_backend(options, own, groups.serve_cuda(), waits=connect is not None)
+    if connect is not None:
+        connect(backend, options.group_id, list(ranks), options.timeout)
+    return backend
 
 
 def create_stand_in(options: Any, backend_options: Any = None) -> Any:

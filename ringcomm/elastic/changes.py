@@ -469,7 +469,7 @@ class Changes:
         epochs = self.epochs
         old = {process.uuid for process in self.before}
         joined = [process for process in epochs.members if process.uuid not in old]
-        epochs.connect_units()
+        epochs.connect_groups()
         if self.tracked is not None:
             self.tracked.shards.regroup()
             for wrapper in self.tracked.wrappers:

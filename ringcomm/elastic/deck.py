@@ -121,6 +121,7 @@ class Deck:
     - `decided`: how many batches went into decided steps since the beginning.
     - `ahead`: how many batches a member holds: those that its loader prefetches, and `accumulate`.
     - `accumulate`: how many batches a member takes in a step, unless there is a `total_batch`.
+    - `wanted_total`: the `total_batch` from the next step on.
     """
 
     def __init__(
@@ -136,14 +137,10 @@ class Deck:
                 f"a sampler needs samples and a batch size: length={length} and "
                 f"batch_size={batch_size} must be at least 1"
             )
-        if total_batch is not None and (total_batch < 1 or total_batch % batch_size):
-            raise ValueError(
-                f"total_batch={total_batch} must be a multiple of batch_size={batch_size}, so that "
-                "a step takes whole batches"
-            )
+        _check_total(total_batch, batch_size)
         self.length = length
         self.batch_size = batch_size
-        self.total_batch = total_batch
+        self.total_batch = self.wanted_total = total_batch
         self.stream = Stream(length, seed, shuffle)
         self.next = 0
         self.returned: list[int] = []
@@ -166,7 +163,9 @@ class Deck:
     @property
     def most_members(self) -> int | None:
         """How many members there may be, because each takes a batch a step. None: any number."""
-        return None if self.total_batch is None else self.total_batch // self.batch_size
+        if self.total_batch is None or self.wanted_total is None:
+            return None
+        return min(self.total_batch, self.wanted_total) // self.batch_size
 
     @property
     def epoch(self) -> int:
@@ -206,6 +205,7 @@ class Deck:
         for share, queue in zip(self.shares(), self.queues.values(), strict=True):
             del queue[:share]
             self.decided += share
+        self._take_wanted_total()
         self._fill()
 
     def change(
@@ -227,15 +227,35 @@ class Deck:
         if len(set(members)) < len(members):
             raise ValueError(f"a member has one rank only: {members} names one twice")
         if self.most_members is not None and len(members) > self.most_members:
-            raise ValueError(
-                f"total_batch={self.total_batch} has {self.most_members} batches a step, too few "
-                f"for {len(members)} members: raise it, or let fewer join"
-            )
+            raise ValueError(self._too_few(self.total_batch, len(members)))
         self.ahead, self.accumulate = ahead, accumulate
         for uuid in self.queues.keys() - set(members):
             self._take_back(self.queues[uuid])
         self.queues = {uuid: self.queues.get(uuid, []) for uuid in members}
         self._fill()
+
+    def want_total(self, total_batch: int) -> None:
+        """Have all members together take so many samples, from the step after the present one on.
+
+        Not from the present one: some members may have this before a change of the members, and
+        others after it. Raises ValueError, and changes nothing, where `total_batch` cannot be, or
+        has too few batches for the members.
+        """
+        _check_total(total_batch, self.batch_size)
+        if total_batch // self.batch_size < len(self.queues):
+            raise ValueError(self._too_few(total_batch, len(self.queues)))
+        self.wanted_total, self._named = total_batch, None
+
+    def _take_wanted_total(self) -> None:
+        wanted = self.wanted_total
+        if wanted != self.total_batch and (wanted or 0) // self.batch_size >= len(self.queues):
+            self.total_batch, self._named = wanted, None
+
+    def _too_few(self, total_batch: int | None, members: int) -> str:
+        return (
+            f"total_batch={total_batch} has {(total_batch or 0) // self.batch_size} batches a "
+            f"step, too few for {members} members: raise it, or let fewer join"
+        )
 
     def _take_back(self, queue: list[int]) -> None:
         self.returned = sorted(self.returned + queue)
@@ -286,6 +306,7 @@ class Deck:
             "decided": self.decided,
             "ahead": self.ahead,
             "accumulate": self.accumulate,
+            "wanted_total": self.wanted_total,
             "returned": list(self.returned),
             "members": self.members,
             "queues": {uuid: list(queue) for uuid, queue in self.queues.items()},
@@ -304,6 +325,7 @@ class Deck:
             for name in (*NUMBERS, "returned"):
                 setattr(deck, name, state[name])
             deck.returned = list(deck.returned)
+            deck.wanted_total = state.get("wanted_total", deck.total_batch)  # older ones have none
             deck.queues = {uuid: list(state["queues"][uuid]) for uuid in state["members"]}
             problem = deck._flaw()
             if problem is None:
@@ -334,7 +356,8 @@ class Deck:
         Unless `whole`, as for each step, of each queue's first batch only: it is what is used next.
         """
         if self._named != (named := tuple(self.queues)):
-            settings = json.dumps([self.settings(), named], separators=(",", ":"))
+            wanted = [] if self.wanted_total == self.total_batch else [self.wanted_total]
+            settings = json.dumps([self.settings(), named, *wanted], separators=(",", ":"))
             self._named, self._of_named = named, hashlib.blake2b(settings.encode()).digest()
         result = hashlib.blake2b(self._of_named, digest_size=8)
         queues = [self.returned, *self.queues.values()]
@@ -342,6 +365,14 @@ class Deck:
         numbers += chain.from_iterable(queues) if whole else (queue[0] for queue in queues if queue)
         result.update(array("q", numbers))
         return int.from_bytes(result.digest(), "big")
+
+
+def _check_total(total_batch: int | None, batch_size: int) -> None:
+    if total_batch is not None and (total_batch < 1 or total_batch % batch_size):
+        raise ValueError(
+            f"total_batch={total_batch} must be a multiple of batch_size={batch_size}, so that "
+            "a step takes whole batches"
+        )
 
 
 def _types(state: dict[str, Any]) -> str | None:

@@ -24,6 +24,7 @@ from ringcomm._runtime.options import Options
 from ringcomm.elastic import units
 from ringcomm.elastic.agreement import NOTHING, Agreement, Decision, Witness
 from ringcomm.elastic.errors import Evicted, Spare, TooFew
+from ringcomm.elastic.kept_groups import KeptGroups, Meeting
 from ringcomm.elastic.process import Process
 from ringcomm.elastic.rendezvous import Admission, Record
 from ringcomm.elastic.store import RunStore, within
@@ -70,6 +71,8 @@ class Epochs:
     guests: tuple[Process, ...] = ()
     agreement: Any = None  # an Agreement, from the first group on
     made: Decision = NOTHING  # the last decision, for a guest
+    kept: KeptGroups = field(default_factory=KeptGroups)
+    _meeting: Meeting = field(init=False)
 
     @property
     def store(self) -> Any:
@@ -96,6 +99,7 @@ class Epochs:
         if self.groups is not None:
             self.groups.begin(self.me, members)
         self.agreement = Agreement(f"{self.run}/{self.life}", self.backend(), 0)
+        self._meet()
 
     def enter(self, admission: Admission) -> None:
         """Make the group in which this process is a guest."""
@@ -124,14 +128,26 @@ class Epochs:
         least = min(seconds, self.settings.timeout)
         self.backend()._set_default_timeout(timedelta(seconds=least))
 
-    def connect_units(self) -> None:
-        """Connect the groups of units, once an epoch, where all ranks are members.
+    def connect_groups(self) -> None:
+        """Connect the groups of the program and of units, where all ranks are members.
 
         Raises what `make` raises.
         """
+        self._meet()
+        self.connect_units()
+
+    def _meet(self) -> None:
+        seconds, check = self.settings.patience, self.agreement.check_members
+        self._meeting = self.kept.meet(self._number, self.members, check, seconds)
+
+    def connect_units(self) -> None:
+        """Connect the groups of units, once an epoch. Raises what `make` raises."""
         if self.groups is not None:
-            number = self.life << 32 | self.epoch
-            self.groups.connect(number, self.me, self.members, self.settings.patience)
+            self.groups.connect(self._number, self.me, self.members, self._meeting)
+
+    @property
+    def _number(self) -> int:
+        return self.life << 32 | self.epoch
 
     def agree(self, decided: int, voted: bool, extra: str, failed: bool) -> Decided:
         """End the group's operations, and agree on the next epoch, the present one afterwards.
@@ -177,6 +193,8 @@ class Epochs:
         )
 
     def _agree(self, decided: int, voted: bool, extra: str, failed: bool) -> Decided:
+        units_own = (self.groups.unit, self.groups.replicas) if self.groups else ()
+        self.kept.note(self.all, units_own)
         self._abort()
         patience = 2 * self.settings.patience if failed else self.settings.timeout
         began = time.monotonic()
@@ -224,7 +242,8 @@ class Epochs:
         """
         self._for_all_groups("_close")
 
-    def _destroy(self) -> None:
+    def _destroy(self, *, keeping: bool = False) -> None:
+        self.kept.take_out() if keeping else self.kept.forget()
         if self.groups is not None:
             self.groups.take_out()
         if dist.is_initialized():
@@ -278,7 +297,7 @@ class Epochs:
         return Admission(self.life, self.epoch, *who, tuple(ranks), step, extra)
 
     def _make(self, seconds: float) -> None:
-        self._destroy()
+        self._destroy(keeping=True)
         options = copy.copy(self.settings.options)
         if self.agreement is not None:
             self.agreement.prepare(options, self.guests)

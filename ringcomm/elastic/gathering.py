@@ -5,8 +5,6 @@ from __future__ import annotations
 import torch
 import torch.distributed as dist
 
-MOST_TOLD = 4095  # bytes, by `tell`
-
 # The calling thread does it, and no other one is woken.
 AT_ONCE = dist.distributed_c10d.AllgatherOptions()
 AT_ONCE.asyncOp = False
@@ -20,10 +18,12 @@ def gather(every: torch.Tensor, own: torch.Tensor) -> None:
 
 
 def tell(mine: str) -> list[str]:
-    """Tell all ranks at most MOST_TOLD bytes; returns what each says."""
-    data = mine.encode()[:MOST_TOLD].ljust(MOST_TOLD + 1, b"\0")
-    own = torch.frombuffer(bytearray(data), dtype=torch.uint8)
-    every = torch.empty(dist.get_world_size() * len(data), dtype=torch.uint8)
-    gather(every, own)
-    rows = every.view(-1, len(data))
-    return [bytes(row.tolist()).rstrip(b"\0").decode(errors="replace") for row in rows]
+    """Tell all ranks; returns what each says."""
+    data = mine.encode()
+    lengths = torch.empty(dist.get_world_size(), dtype=torch.int64)
+    gather(lengths, torch.tensor([len(data)]))
+    room = int(lengths.max()) + 1  # never none
+    every = torch.empty(len(lengths) * room, dtype=torch.uint8)
+    gather(every, torch.frombuffer(bytearray(data.ljust(room, b"\0")), dtype=torch.uint8))
+    rows = zip(every.view(-1, room), lengths.tolist(), strict=True)
+    return [bytes(row[:length].tolist()).decode(errors="replace") for row, length in rows]

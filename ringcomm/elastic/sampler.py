@@ -72,6 +72,36 @@ class Sampler(torch.utils.data.Sampler[list[int]]):
         """How many batches, of all members, went into decided steps since the beginning."""
         return self._deck.decided
 
+    @property
+    def batch_size(self) -> int:
+        """How many samples a batch has. Raises AttributeError if it is set."""
+        return self._deck.batch_size
+
+    @batch_size.setter
+    def batch_size(self, value: int) -> None:
+        raise AttributeError(
+            f"batch_size={value}: batches are dealt ahead by their numbers, so their size stays; "
+            "make the sampler with a total_batch, which may change"
+        )
+
+    @property
+    def total_batch(self) -> int | None:
+        """How many samples a step takes over all members; None: a member takes what it is given.
+
+        Set it between two steps, on all ranks alike: from the step after the next on, all take so
+        many. Raises ValueError for a number that cannot be, or where the sampler was made without.
+        """
+        return self._deck.wanted_total
+
+    @total_batch.setter
+    def total_batch(self, value: int) -> None:
+        if self._deck.total_batch is None:
+            raise ValueError(
+                f"total_batch={value}: this sampler was made without, so its steps take no lists "
+                "of batches; make it with a total_batch"
+            )
+        self._deck.want_total(value)
+
     def __len__(self) -> int:
         """How many batches this member takes in an epoch, at the present size; rounded up."""
         deck = self._deck
@@ -95,10 +125,12 @@ class Sampler(torch.utils.data.Sampler[list[int]]):
 
         Its members stay those of the state until `_bind` names the present ones. The batches of the
         others are then dealt anew. Raises ValueError, and keeps the old state, if the state is not
-        whole, or of a sampler with other arguments.
+        whole, or of a sampler with other arguments; `total_batch` may have changed since.
         """
         deck = Deck.from_state(state)
         theirs, mine = deck.settings(), self._deck.settings()
+        if None not in (deck.total_batch, self._deck.total_batch):
+            mine["total_batch"] = deck.total_batch
         other = ", ".join(f"{name}={theirs[name]}" for name in mine if theirs[name] != mine[name])
         if other:
             raise ValueError(

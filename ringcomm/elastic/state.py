@@ -67,7 +67,10 @@ class Tracked:
         self.schedulers = [o for o in things if _is_scheduler(o)]
         samplers = [name for name, thing in self.objects.items() if hasattr(thing, "_decide")]
         if len(samplers) > 1:
-            raise ValueError(f"{' and '.join(samplers)} are elastic samplers: a world has one")
+            raise ValueError(
+                f"{' and '.join(samplers)} are elastic samplers: a world trains on one; validate "
+                "in world.attempt, on every world.size-th sample from world.rank on"
+            )
         self.sampler: Any = self.objects[samplers[0]] if samplers else None
         parameters = {id(p): p for module in self.modules for p in module.parameters()}
         self.parameters: list[Any] = list(parameters.values())

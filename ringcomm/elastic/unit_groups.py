@@ -3,16 +3,13 @@
 The group of a unit is one object for as long as its process lives: meshes, DTensors and FSDP
 modules hold it. A change of the world gives it other processes in place, by the backend's
 `_reconfigure`. The group of this rank's replicas has another size after a change, so each epoch
-makes it anew, and the mesh finds it under its old name. torch forgets all groups when the default
-one is destroyed, so the unit's is taken out of its tables before, and put back. Those tables are
-all that this module knows of torch's privates.
+makes it anew, and the mesh finds it under its old name.
 """
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
-from datetime import timedelta
 from typing import Any
 
 import torch
@@ -20,12 +17,11 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
 from ringcomm._runtime.backend import backend_of
-from ringcomm.elastic import units
-from ringcomm.elastic.gathering import MOST_TOLD, tell
+from ringcomm.elastic import group_tables, units
+from ringcomm.elastic.kept_groups import Meeting
 from ringcomm.elastic.process import Process
 
 NAMES = ("replicate", "shard")  # of the mesh's dimensions, as HSDP has them
-BAR = "\n"  # between a rank's handles
 
 
 class UnitGroups:
@@ -80,7 +76,9 @@ class UnitGroups:
             sort_ranks=False,
         )
 
-    def connect(self, number: int, me: Process, members: Sequence[Process], seconds: float) -> None:
+    def connect(
+        self, number: int, me: Process, members: Sequence[Process], meeting: Meeting
+    ) -> None:
         """Connect the groups for the present epoch, whose members have the default group.
 
         `number` is new to each epoch of this process. Raises what the making of a group raises.
@@ -88,61 +86,21 @@ class UnitGroups:
         if number == self._number:
             return
         mates, replicas = units.mates_of(me, members), units.replicas_of(me, members)
-        if self._is_out():
-            self._put_in(mates)
+        if not group_tables.is_in(self.unit):
+            group_tables.put_in(self.unit, self._row, mates)
         self._renew_replicas(replicas)
-        mine = BAR.join(map(self._handle, self._both()))
-        if len(mine) > MOST_TOLD:
-            raise RuntimeError(
-                f"this host has so many addresses that they take {len(mine)} bytes of at most "
-                f"{MOST_TOLD}: name an interface, RINGCOMM_IFNAME"
-            )
-        told = [words.split(BAR) for words in tell(mine)]
-        for index, (group, ranks) in enumerate(zip(self._both(), (mates, replicas), strict=True)):
-            handles = [told[rank][index] for rank in ranks]
-            backend_of(group)._reconfigure(number, handles, timedelta(seconds=seconds))
+        for group, ranks in ((self.unit, mates), (self.replicas, replicas)):
+            meeting.connect(backend_of(group), number, ranks)
         self._number = number
-
-    def _both(self) -> tuple[Any, Any]:
-        return self.unit, self.replicas
-
-    @staticmethod
-    def _handle(group: Any) -> str:
-        return str(backend_of(group)._reconfigure_handle())
 
     def _renew_replicas(self, ranks: Sequence[int]) -> None:
         """Make the group of the replicas, and have the mesh find it in the place of the last."""
         name = self.mesh._dim_group_names[0]
         self.replicas = self._group(ranks)
         self.mesh._pg_registry[name] = self.replicas
-        _register(name, self.replicas)
-
-    # ---- torch's tables
+        group_tables.register(name, self.replicas)
 
     def take_out(self) -> None:
         """Take the unit's group out of torch's tables: the default group is about to go."""
-        if self.unit is None or self._is_out():
-            return
-        world, group = dist.distributed_c10d._world, self.unit
-        tables = (world.pg_map, world.pg_names, world.pg_backend_config, world.pg_to_tag)
-        self._row = tuple(table.pop(group) for table in tables)
-        world.pg_group_ranks.pop(group)
-
-    def _is_out(self) -> bool:
-        return self.unit not in dist.distributed_c10d._world.pg_map
-
-    def _put_in(self, ranks: Sequence[int]) -> None:
-        world, group = dist.distributed_c10d._world, self.unit
-        tables = (world.pg_map, world.pg_names, world.pg_backend_config, world.pg_to_tag)
-        for table, value in zip(tables, self._row, strict=True):
-            table[group] = value
-        world.tags_to_pg.setdefault(self._row[-1], []).append(group)
-        world.pg_group_ranks[group] = {rank: place for place, rank in enumerate(ranks)}
-        _register(group.group_name, group)
-
-
-def _register(name: str, group: Any) -> None:
-    """Have torch's operators, which know groups by name, find this one."""
-    library = torch._C._distributed_c10d
-    library._unregister_process_group(name)
-    library._register_process_group(name, group)
+        if self.unit is not None and group_tables.is_in(self.unit):
+            self._row = group_tables.take_out(self.unit)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import threading
 import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator
@@ -27,7 +28,7 @@ from torch.optim.optimizer import (
 )
 
 from ringcomm._runtime.process import say
-from ringcomm.elastic import ballot, ddp, gathering, lease, notices, outer, units
+from ringcomm.elastic import ballot, ddp, gathering, lease, notices, outer, outside, units
 from ringcomm.elastic.ballot import LEAVES
 from ringcomm.elastic.changes import COUNTERS, Change, Changes, Member, member
 from ringcomm.elastic.checkpoint import Checkpoints
@@ -51,6 +52,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 MOST_RANKS = 200  # in a group
+# Why a compiled optimizer's step is left for a moment: torch says so where it must not be.
+HOOK = "ranks vote here in an elastic world: compile the optimizer's step without fullgraph=True"
 
 
 class World:
@@ -81,7 +84,7 @@ class World:
         self._attempts = False  # a call of `attempt` is under way
         self._loops = False  # the program is in the body of a loop over `batches`
         self._given = False  # it has batches there that no step has taken yet
-        self._pid = os.getpid()
+        self._pid, self._thread = os.getpid(), threading.get_ident()
         self._leaving = self._founder = self._training = False
         self._failed = False  # an error has ended a step
         self._within_data = False  # a loop over `batches` did not come to its end
@@ -252,8 +255,12 @@ class World:
         if self._tracked is not None:
             raise RuntimeError("world.track was called before: call it once, with everything")
         tracked = Tracked(self._groups, **state)
-        register_optimizer_step_pre_hook(self._before_optimizer)
-        register_optimizer_step_post_hook(self._after_optimizer)
+        register_optimizer_step_pre_hook(
+            torch.compiler.disable(self._before_optimizer, reason=HOOK)
+        )
+        register_optimizer_step_post_hook(
+            torch.compiler.disable(self._after_optimizer, reason=HOOK)
+        )
         self._tracked = tracked
         while self._changes is None:
             self._ask()
@@ -261,6 +268,13 @@ class World:
         tracked.objects[COUNTERS] = self._changes.counters
         if self._founder:
             self._agree_on_state()
+        outside.watch(
+            outside.Between(
+                self._is_outside,
+                lambda operation: self._repeat(operation, None),
+                lambda error: self._at.is_failure(error),
+            )
+        )
 
     def _ask(self) -> None:
         """Come into a world that runs, with the state of its members."""
@@ -464,10 +478,14 @@ class World:
         if self._outer is not None:
             self._outer.wait()
         self._check_outside("world.attempt()")
+        return self._repeat(function, self._tracked)
+
+    def _repeat(self, function: Callable[[], T], tracked: Tracked | None) -> T:
+        """Call `function` as `attempt` does; `tracked` is put back before it is called again."""
         while True:
             changes = self._at
-            if self._tracked is not None:
-                self._tracked.mark()
+            if tracked is not None:
+                tracked.mark()
             self._attempts, counts = True, False
             try:
                 result = function()
@@ -482,11 +500,19 @@ class World:
                     "anew to join"
                 )
                 raise Evicted(changes.given_up)
-            if not counts and self._tracked is not None:
-                self._tracked.restore()
+            if not counts and tracked is not None:
+                tracked.restore()
             self._after()
             if counts:
                 return result
+
+    def _is_outside(self) -> bool:
+        """Tell whether this thread's program is in its world, and between two steps."""
+        changes, busy = self._changes, self._step is not None or self._attempts
+        if changes is None or busy or self._outer is not None:
+            return False
+        here = changes.shared and not (changes.stale or changes.given_up or changes.is_spare)
+        return here and self._thread == threading.get_ident() and self._pid == os.getpid()
 
     def _after(self) -> None:
         """Carry out the change that a vote or a failure led to."""
@@ -581,7 +607,8 @@ class World:
     def on_change(self, callback: Callable[[Change], None]) -> None:
         """Have `callback` called after each change, on each rank, when the new group works.
 
-        For learning rates, and for groups of the program's own: the old ones are destroyed.
+        For learning rates, and for groups of another layout: those that there are live on, with
+        the ranks that are left.
         """
         self._callbacks.append(callback)
 

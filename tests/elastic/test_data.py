@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from lab.course import Starters, starters
-from lab.data_programs import BATCH, EPOCHS, LENGTH, leave_the_loop, read
+from lab.data_programs import BATCH, EPOCHS, LENGTH, leave_the_loop, read, validate
 from lab.limits import limit
 from ringcomm.elastic.deck import Stream
 
@@ -100,3 +100,10 @@ def test_a_loop_that_is_left_and_entered_again() -> None:
         assert set(read) == set(range(LENGTH))
         (lengths,) = some.events(0, "lengths")
         assert lengths["before"] == lengths["after"] == math.ceil(LENGTH / BATCH / 2)
+
+
+def test_validation_sees_each_sample_once_though_a_rank_dies_in_it() -> None:
+    with starters(3, validate) as some:
+        ends = some.await_ends([0, 2])
+    assert [end["size"] for end in ends] == [2, 2]
+    assert [end["seen"] for end in ends] == [[1.0] * LENGTH] * 2

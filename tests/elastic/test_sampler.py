@@ -271,6 +271,62 @@ def test_a_state_of_another_sampler_is_refused() -> None:
         next(batches)
 
 
+def test_the_total_batch_may_change() -> None:
+    """From one step to the next; no sample is lost or repeated, also with what was dealt ahead."""
+    members = [Sampler(40, 2, seed=1, total_batch=8) for _ in range(2)]
+    for name, sampler in zip("ab", members, strict=True):
+        sampler._bind(name, ["a", "b"], 3, 1)
+    used: list[int] = []
+    takes = 8
+    for wanted in (12, 4, 8, 8, 8):
+        for sampler in members:
+            sampler.total_batch = wanted
+            assert sampler.total_batch == wanted
+        deck = members[0]._deck
+        assert deck.digest(whole=False) == members[1]._deck.digest(whole=False)
+        step = [sample for number in deck.present() for sample in deck.batch(number)]
+        assert len(step) == takes
+        used += step
+        takes = wanted
+        for sampler in members:
+            sampler._decide()
+    assert sorted(used) == list(range(40))
+
+
+def test_a_total_batch_is_set_before_or_after_a_death() -> None:
+    """Some members see the death first, and others set it first: it comes to the same."""
+    members = [Sampler(40, 2, seed=1, total_batch=8) for _ in range(2)]
+    for name, sampler in zip("ab", members, strict=True):
+        sampler._bind(name, ["a", "b", "c"], 3, 1)
+    members[0].total_batch = 12
+    for name, sampler in zip("ab", members, strict=True):
+        sampler._bind(name, ["a", "b"], 3, 1)
+    assert members[0]._deck.digest(whole=False) != members[1]._deck.digest(whole=False)
+    members[1].total_batch = 12
+    assert members[0].state_dict() == members[1].state_dict()
+    joiner = Sampler(40, 2, seed=1, total_batch=8)
+    joiner.load_state_dict(members[0].state_dict())
+    for sampler in (*members, joiner):
+        sampler._deck.decide()
+    assert {sampler._deck.total_batch for sampler in (*members, joiner)} == {12}
+    assert len({sampler._deck.digest() for sampler in (*members, joiner)}) == 1
+
+
+def test_sizes_that_cannot_be_set_are_refused() -> None:
+    sampler = bound()
+    with pytest.raises(AttributeError, match="batch_size=4: batches are dealt ahead"):
+        sampler.batch_size = 4
+    with pytest.raises(ValueError, match="this sampler was made without"):
+        sampler.total_batch = 8
+    sampler = Sampler(40, 2, total_batch=8)
+    sampler._bind("a", ["a", "b"], 1, 1)
+    with pytest.raises(ValueError, match="total_batch=2 has 1 batches a step, too few for 2"):
+        sampler.total_batch = 2
+    with pytest.raises(ValueError, match="total_batch=9 must be a multiple of batch_size=2"):
+        sampler.total_batch = 9
+    assert (sampler.batch_size, sampler.total_batch) == (2, 8)
+
+
 # ---- What a loader holds
 
 

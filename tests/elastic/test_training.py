@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from conftest import forms
 
 from lab import trainings
 from lab.course import DIES, ENDS, GROWS, run, starters
@@ -108,6 +109,12 @@ def test_nothing_is_compiled_anew(make: Any) -> None:
     _, events = train(make)
     for rank in events[:2]:
         assert {e["what"]: e for e in rank}["compiled"]["at"] == [0], rank
+
+
+@pytest.mark.parametrize("backend", forms(["aot_eager", "inductor"], "aot_eager"))
+def test_the_step_of_the_optimizer_may_be_compiled(backend: str) -> None:
+    ends, _ = train(partial(trainings.compiling_optimizer, backend=backend))
+    assert [end["stats"]["aborted"] for end in ends[:2]] == [1, 1]
 
 
 def test_an_attempt_is_made_again() -> None:
