@@ -267,9 +267,15 @@ def send(packed: Packed, group: Any, givers: list[int], joiners: list[int]) -> i
     return sent
 
 
-def receive(unpack: Callable[[bytes], Packed], group: Any, givers: list[int]) -> Packed:
+def receive(
+    unpack: Callable[[bytes], Packed],
+    group: Any,
+    givers: list[int],
+    step: Callable[[], None] = lambda: None,
+) -> Packed:
     """Receive state: `unpack` makes of the header what the stream is received into.
 
+    `step` is called as the pieces come.
     Raises what the group raises when a giver dies, what `unpack` raises, and RuntimeError, which
     names the giver, if a stripe is not what was sent.
     """
@@ -280,6 +286,7 @@ def receive(unpack: Callable[[bytes], Packed], group: Any, givers: list[int]) ->
     waiting = inputs
     while waiting:  # all givers in turn, so that none waits for another
         waiting = [source for source in waiting if source.advance()]
+        step()
     for index, source in enumerate(inputs):
         if bytes(source.told.tolist()) != source.checksum.to_bytes(8, "little"):
             raise RuntimeError(
