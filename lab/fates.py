@@ -39,7 +39,8 @@ PHASES = {
     "made": "the group works, and nothing else was done",
     "give": "it has sent the header of the state to the guests, if it is the first giver",
     "given": "it has sent all, and has not voted for them",
-    "enter": "it is welcome as a guest, and begins to make the group",
+    "welcome": "it is welcome as a guest, and has given no sign of life",
+    "enter": "it begins to make the group as a guest",
     "entering": "a moment later",
     "entered": "the group with it works, and it has received nothing",
     "receive": "it knows the header of the state, and has received nothing else",
@@ -94,6 +95,7 @@ class Fates:
         """Have the engine's steps come by here."""
         self._around(rendezvous, "answer", "answer", "answered")
         self._around(epochs.Epochs, "start", "found", "founded")
+        self._around(rendezvous.Rendezvous, "ask", "", "welcome")
         self._around(epochs.Epochs, "enter", "enter", "entered", "entering")
         self._around(epochs.Epochs, "agree", "agree", "agreed", "agreeing")
         self._around(epochs.Epochs, "make", "make", "made", "making")

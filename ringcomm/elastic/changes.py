@@ -429,6 +429,7 @@ class Changes:
                 self.epochs.meet_guests()
                 if self.epochs.guests and self.epochs.rank == 0:
                     within(self._call_in)
+                if self.epochs.guests:
                     self.epochs.watch_guests(self.watch.bars.failures)
                 self.epochs.make()
                 self.history.regroup_seconds = time.monotonic() - began
@@ -561,8 +562,8 @@ class Changes:
             say(f"elastic: no rank can join any more, because the state cannot be sent: {error}")
             self.meet()
             return
-        if epochs.guard is not None:
-            epochs.guard.state_bytes = state.total_bytes
+        if epochs.pulses is not None:
+            epochs.pulses.state_bytes = state.total_bytes
         sent = transfer.send(state, dist.group.WORLD, givers, joiners)
         vote(Ballot(epochs.epoch, self.counters.commits), len(epochs.all))
         self.history.sent_bytes += sent

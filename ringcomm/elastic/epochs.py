@@ -26,7 +26,7 @@ from ringcomm.elastic import units
 from ringcomm.elastic.agreement import NOTHING, Agreement, Decision, Witness
 from ringcomm.elastic.errors import Evicted, Spare, TooFew
 from ringcomm.elastic.process import Process
-from ringcomm.elastic.pulse import Guard, Pulse
+from ringcomm.elastic.pulse import Guard, Pulse, Pulses, heard
 from ringcomm.elastic.rendezvous import Admission, Record
 from ringcomm.elastic.store import RunStore, within
 from ringcomm.elastic.unit_groups import UnitGroups
@@ -73,7 +73,8 @@ class Epochs:
     agreement: Any = None  # an Agreement, from the first group on
     made: Decision = NOTHING  # the last decision, for a guest
     pulse: Pulse | None = None  # of this process, while it is a guest
-    guard: Guard | None = None  # of the guests, on rank 0
+    pulses: Pulses | None = None  # of the guests, on rank 0
+    guard: Guard | None = None  # of the guests
 
     @property
     def store(self) -> Any:
@@ -126,14 +127,18 @@ class Epochs:
 
     def watch_guests(self, failures: Callable[[Process], int]) -> None:
         """Have the guests given up if they give no signs of life; `failures` are those so far."""
-        self.guard = Guard(
-            self.home.keys, [(guest, failures(guest)) for guest in self.guests], self._fail
-        )
+        keys, name = self.home.keys, f"{self.life}/{self.epoch}"
+        if self.rank == 0:
+            guests = [(guest, failures(guest)) for guest in self.guests]
+            self.pulses = Pulses(keys, name, guests)
+            self.guard = Guard(self.pulses.fault, self._fail)
+        else:
+            self.guard = Guard(lambda: heard(keys, name), self._fail)
 
     def watch_no_guests(self) -> None:
         if self.guard is not None:
             self.guard.end()
-            self.guard = None
+            self.guard = self.pulses = None
 
     def _check_guests(self) -> None:
         if self.guard is not None:

@@ -80,25 +80,48 @@ class Signs:
         return ""
 
 
-class Guard:
-    """Looks at the guests of an epoch until `end`, and gives all of them up if one is not well."""
+class Pulses:
+    """The pulses of an epoch's guests, as rank 0 looks at them, for all members."""
 
-    def __init__(
-        self,
-        keys: Any,
-        guests: Sequence[tuple[Process, int]],
-        give_up: Callable[[], None],
-    ) -> None:
-        """Begin. `guests` come with their failures so far; `give_up` ends what waits for them.
-
-        It is called by a thread. Where no operation is under way yet, `check` tells.
-        """
-        self._keys, self._give_up = keys, give_up
+    def __init__(self, keys: Any, epoch: str, guests: Sequence[tuple[Process, int]]) -> None:
+        """`guests` come with their failures so far; `epoch` is a name that no other epoch has."""
+        self._keys, self._epoch = keys, epoch
         self._guests = [(guest, Signs(failures)) for guest, failures in guests]
+        self.state_bytes = 0  # of the state that they load
+
+    def fault(self) -> str:
+        """Look once; returns why the guests are to be given up, or "". The others hear of it."""
+        for guest, signs in self._guests:
+            count = int(self._keys.add(_key(guest.uuid), 0))
+            if fault := signs.fault(count, self.state_bytes):
+                fault = f"{guest.host} process {guest.pid} {fault} while it enters"
+                say(f"elastic: {fault}")
+                self._keys.set(f"given-up/{self._epoch}", fault)
+                return fault
+        return ""
+
+
+def heard(keys: Any, epoch: str) -> str:
+    """Return what rank 0 has said of the epoch's guests: why they are given up, or ""."""
+    key = f"given-up/{epoch}"
+    return keys.get(key).decode() if keys.check([key]) else ""
+
+
+class Guard:
+    """Ends what waits for the guests of an epoch when they are to be given up, until `end`.
+
+    A message to a guest waits for that alone, so each member has one.
+    """
+
+    def __init__(self, fault: Callable[[], str], give_up: Callable[[], None]) -> None:
+        """Begin. `fault` tells why, or ""; `give_up` ends the operations that are under way.
+
+        A thread calls both. Where no operation is under way yet, `check` tells.
+        """
+        self._look, self._give_up = fault, give_up
         self._lock = threading.Lock()
         self._ended = threading.Event()
         self._fault = ""
-        self.state_bytes = 0  # of the state that they load
         threading.Thread(target=self._run, name="ringcomm elastic guard").start()
 
     def check(self) -> None:
@@ -113,21 +136,13 @@ class Guard:
 
     def _run(self) -> None:
         while not self._ended.wait(BEAT_SECONDS) and threading.main_thread().is_alive():
-            if fault := self._look():
-                with self._lock:
-                    if self._ended.is_set():
-                        return
-                    say(f"elastic: {fault} while it enters")
-                    self._fault = fault
-                    self._give_up()
-                return
-
-    def _look(self) -> str:
-        for guest, signs in self._guests:
             try:
-                count = int(self._keys.add(_key(guest.uuid), 0))
+                fault = self._look()
             except RuntimeError as error:
-                return f"the store does not tell whether process {guest.pid} lives: {error}"
-            if fault := signs.fault(count, self.state_bytes):
-                return f"{guest.host} process {guest.pid} {fault}"
-        return ""
+                fault = f"the store does not tell whether the guests live: {error}"
+            if fault:
+                with self._lock:
+                    if not self._ended.is_set():
+                        self._fault = fault
+                        self._give_up()
+                return

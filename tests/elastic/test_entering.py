@@ -19,7 +19,16 @@ from lab.trainee import Log, Plan, run
 from lab.trainees import Trainees, trainees
 from ringcomm.elastic import pulse, transfer, watch
 from ringcomm.elastic.process import Process
-from ringcomm.elastic.pulse import MISSED, STEP, STILL_RATE, STILL_SECONDS, Guard, Signs
+from ringcomm.elastic.pulse import (
+    MISSED,
+    STEP,
+    STILL_RATE,
+    STILL_SECONDS,
+    Guard,
+    Pulses,
+    Signs,
+    heard,
+)
 from ringcomm.elastic.state import Tracked
 from ringcomm.elastic.watch import BAR_GROWS, BAR_LONGEST, BAR_SECONDS, Bars
 
@@ -69,7 +78,7 @@ def longest_pause(some: Trainees) -> float:
 
 
 @pytest.mark.parametrize(
-    "phase", forms(["answered", "enter", "entering", "entered", "receive", "received"], "enter")
+    "phase", forms(["welcome", "enter", "entering", "entered", "receive", "received"], "enter")
 )
 def test_one_that_stops_while_it_enters_costs_half_a_second(phase: str) -> None:
     """The timeout of operations is a minute here."""
@@ -149,6 +158,7 @@ def test_one_that_was_given_up_wrongly_gets_more_time() -> None:
         some.await_events([0, 1], "step")
         (guest,) = some.start()
         some.await_events([guest], "tracked")
+        some.await_events([0], "change", 3)
         changes = some.events(0, "change")
         assert [bool(change["joined"]) for change in changes[:3]] == [False, False, True]
         some.await_events([0, 1, guest], "step", 20)
@@ -174,14 +184,27 @@ def test_signs_of_life_and_progress() -> None:
     assert "no progress" in living.fault(1000 + 11 * STEP, int(5 * STILL_RATE))
 
 
+def test_all_members_hear_that_a_guest_is_silent() -> None:
+    keys = dist.HashStore()
+    pulses = Pulses(keys, "0/1", [(Process("a", "host", 1), 0)])
+    keys.add("pulse/a", 1)
+    assert [pulses.fault() for _ in range(MISSED)] == [""] * MISSED
+    assert heard(keys, "0/1") == ""
+    assert (
+        pulses.fault()
+        == heard(keys, "0/1")
+        == ("host process 1 gives no sign of life while it enters")
+    )
+    assert heard(keys, "0/2") == ""
+
+
 def test_a_guest_whose_store_is_lost_is_given_up() -> None:
     gave_up = threading.Event()
 
-    class Lost:
-        def add(self, key: str, amount: int) -> int:
-            raise dist.DistStoreError("lost")
+    def fault() -> str:
+        raise dist.DistStoreError("lost")
 
-    guard = Guard(Lost(), [(Process("a", "host", 1), 0)], gave_up.set)
+    guard = Guard(fault, gave_up.set)
     assert gave_up.wait(limit(5))
     with pytest.raises(dist.DistBackendError, match="lost"):
         guard.check()
