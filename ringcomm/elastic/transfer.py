@@ -85,6 +85,8 @@ def fold(first: int, second: int) -> int:
 
 def is_dense(tensor: Any) -> bool:
     """Tell whether elements lie without gaps and overlaps, in whatever order."""
+    if tensor.is_contiguous():
+        return True
     expected = 1
     for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
         if size != 1 and stride != expected:
@@ -95,6 +97,8 @@ def is_dense(tensor: Any) -> bool:
 
 def memory_of(tensor: Any) -> Any:
     """Return a tensor's elements as they lie, as uint8[n]; a copy if they have gaps."""
+    if tensor.is_contiguous():  # as nearly all: it is quicker
+        return tensor.detach().view(-1).view(torch.uint8)
     dense = tensor.detach() if is_dense(tensor) else tensor.detach().contiguous()
     return torch.as_strided(dense, (dense.numel(),), (1,)).view(torch.uint8)
 
