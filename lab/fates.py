@@ -39,14 +39,17 @@ PHASES = {
     "made": "the group works, and nothing else was done",
     "give": "it has sent the header of the state to the guests, if it is the first giver",
     "given": "it has sent all, and has not voted for them",
-    "enter": "it is welcome as a guest, and begins to make the group",
+    "welcome": "it is welcome as a guest, and has given no sign of life",
+    "enter": "it begins to make the group as a guest",
+    "entering": "a moment later",
+    "entered": "the group with it works, and it has received nothing",
     "receive": "it knows the header of the state, and has received nothing else",
     "received": "it has all of the state, and has not voted",
-    "stuck": "it knows the header of the state, and is stopped instead of killed",
     "stops": "in the forward pass, it is stopped instead of killed",
     "hangs": "in the forward pass, it sleeps until SIGUSR1 comes; its other threads live",
 }
 MOMENT = 0.001
+STOPPED = "stopped: "  # before a phase at which the process is stopped instead of killed
 
 
 class Fates:
@@ -55,13 +58,15 @@ class Fates:
     def __init__(self, phases: dict[str, int], log: Callable[..., None]) -> None:
         self._phases, self._log = phases, log
         self.world: Any = None
-        if unknown := phases.keys() - PHASES.keys():
+        if unknown := {phase.removeprefix(STOPPED) for phase in phases} - PHASES.keys():
             raise ValueError(f"no phase is named {unknown}")
         if phases:
             self._patch()
 
     def meet(self, phase: str, later: float = 0.0) -> None:
         """Die here, if that is to be; or so many seconds later."""
+        if STOPPED + phase in self._phases:
+            phase = STOPPED + phase
         step = self.world.step_number + 1 if self.world is not None else 0
         if step < self._phases.get(phase, 1 << 60):
             return
@@ -77,7 +82,8 @@ class Fates:
         if phase == "hangs":
             self._hang()
         else:
-            os.kill(os.getpid(), signal.SIGSTOP if phase in ("stops", "stuck") else signal.SIGKILL)
+            stops = phase == "stops" or phase.startswith(STOPPED)
+            os.kill(os.getpid(), signal.SIGSTOP if stops else signal.SIGKILL)
 
     @staticmethod
     def _hang() -> None:
@@ -89,15 +95,14 @@ class Fates:
         """Have the engine's steps come by here."""
         self._around(rendezvous, "answer", "answer", "answered")
         self._around(epochs.Epochs, "start", "found", "founded")
-        self._around(epochs.Epochs, "enter", "enter", "")
+        self._around(rendezvous.Rendezvous, "ask", "", "welcome")
+        self._around(epochs.Epochs, "enter", "enter", "entered", "entering")
         self._around(epochs.Epochs, "agree", "agree", "agreed", "agreeing")
         self._around(epochs.Epochs, "make", "make", "made", "making")
         cut, vote = transfer.pieces, ballot.vote
 
         def pieces(*args: Any) -> Any:
             self.meet("receive" if self._is_guest() else "give")
-            if self._is_guest():
-                self.meet("stuck")
             return cut(*args)
 
         def fated_vote(mine: Any, ranks: int) -> Any:

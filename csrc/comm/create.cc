@@ -71,6 +71,7 @@ RendezvousOptions how_to_meet(const CommunicatorOptions& options, const Geometry
   if (config.distance) rendezvous.distance = config.distance;
   if (options.interrupt) rendezvous.interrupt = options.interrupt;
   if (options.interrupt_meeting) rendezvous.interrupt = options.interrupt_meeting;
+  rendezvous.lingers = !options.interrupt_meeting;  // which tells ranks of those that gave up
   rendezvous.warn = [&logger](const std::string& text) { logger.warning(text); };
   return rendezvous;
 }

@@ -372,6 +372,7 @@ void Assembly::give_up(const std::exception& error) {
     const int64_t now = store_.said(cards());
     if (now != said) tell_failure(str(members_.id, '.', times++, ' ', options_.world, ' ', word));
     said = now;
+    if (!options_.lingers) return true;
     const bool all = waited || said - before_ >= options_.size - (mine_.empty() ? 1 : 0);
     return !store_.served() || (options_.rank == 0 ? all && !has_readers() : all || is_answered());
   };
@@ -396,7 +397,7 @@ void Assembly::tell_failure(const std::string& word) {
 }
 
 void Assembly::end() {
-  if (!store_.served() || options_.size == 1) return;
+  if (!store_.served() || options_.size == 1 || !options_.lingers) return;
   try {
     if (options_.rank == 0) poll(store_.now() + kReaders, [&] { return !has_readers(); });
     store_.set(card(options_.rank), kMet + mine_);

@@ -45,6 +45,7 @@ struct RendezvousOptions {
   // Tells how far the host with these addresses is, as in Geometry::across_hosts.
   std::function<int(const std::vector<std::string>& addresses)> distance = [](auto&) { return 0; };
   std::function<void()> interrupt = [] {};  // called often: may throw to give up
+  bool lingers = true;  // at the end, for a moment, so that all hear what rank 0 says last
   std::function<void(const std::string& text)> warn = [](const std::string&) {};
 };
 

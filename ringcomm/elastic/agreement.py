@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -107,6 +107,7 @@ class Agreement:
         size = backend.size() - guests
         self._decree = self._library.Decree(backend.rank(), size, epoch, *made)
         self._guests: tuple[Process, ...] = ()  # while their group is being made
+        self._check_guests: Callable[[], None] = lambda: None
         self._looked = 0.0  # at them
         self.fates: dict[int, str] = {}  # of the last epoch's members that are gone, by rank
         self.adopt(backend)
@@ -224,12 +225,15 @@ class Agreement:
 
     # ---- the next group
 
-    def prepare(self, options: Any, guests: Sequence[Process]) -> None:
+    def prepare(
+        self, options: Any, guests: Sequence[Process], check_guests: Callable[[], None]
+    ) -> None:
         """Say in the options of the next group how its ranks meet.
 
         The members that go on need no store. With guests, whom not all of them reach, they do.
+        `check_guests` raises DistBackendError where these are given up.
         """
-        self._guests = tuple(guests)
+        self._guests, self._check_guests = tuple(guests), check_guests
         options._check_members = self.check_members
         options._links = None if len(self._links) > self._decree.size else self._links
 
@@ -246,6 +250,7 @@ class Agreement:
                 )
         if decree.decision() or decree.left_behind():
             raise dist.DistBackendError(f"the others have left epoch {decree.epoch} already")
+        self._check_guests()
         if time.monotonic() - self._looked < LOOK_AT_GUESTS_SECONDS:
             return
         self._looked = time.monotonic()

@@ -48,8 +48,6 @@ SUCCEEDED = (
     "another world was founded in the place of this one, whose members were all taken for dead"
 )
 MOST_FRUITLESS = 3  # failures in a row, at the same place, that changed nothing
-# How long members wait for a guest, at each operation: seconds, and bytes of the state a second.
-GUEST_SECONDS, GUEST_RATE = 10.0, 20e6
 
 
 class Member(NamedTuple):
@@ -336,6 +334,7 @@ class Changes:
     def meet(self, extra: str = "", *, failed: bool = False) -> bool:
         """Agree on the next epoch. Returns whether the commit that was voted for counts."""
         self._begin_change()
+        self.epochs.watch_no_guests()
         entering = {guest.uuid for guest in self.epochs.guests} | self.on_probation
         late = failed and not self.stale and self.epochs.has_timed_out()
         self.stale, self.planned = True, 0
@@ -430,6 +429,8 @@ class Changes:
                 self.epochs.meet_guests()
                 if self.epochs.guests and self.epochs.rank == 0:
                     within(self._call_in)
+                if self.epochs.guests:
+                    self.epochs.watch_guests(self.watch.bars.failures)
                 self.epochs.make()
                 self.history.regroup_seconds = time.monotonic() - began
                 if self.epochs.guests:
@@ -561,7 +562,8 @@ class Changes:
             say(f"elastic: no rank can join any more, because the state cannot be sent: {error}")
             self.meet()
             return
-        epochs.allow(GUEST_SECONDS + state.total_bytes / GUEST_RATE)
+        if epochs.pulses is not None:
+            epochs.pulses.state_bytes = state.total_bytes
         sent = transfer.send(state, dist.group.WORLD, givers, joiners)
         vote(Ballot(epochs.epoch, self.counters.commits), len(epochs.all))
         self.history.sent_bytes += sent
@@ -574,12 +576,15 @@ class Changes:
         epochs = self.epochs
         givers = replicas_of(epochs.me, epochs.members)
         self.before, self.since = epochs.members, time.monotonic()
+        step = epochs.pulse.step if epochs.pulse else lambda: None
         try:
-            transfer.receive(self.tracked.unpack, dist.group.WORLD, givers)
+            transfer.receive(self.tracked.unpack, dist.group.WORLD, givers, step)
             self.tracked.finish()
             vote(Ballot(epochs.epoch, self.counters.commits), len(epochs.all))
         except RuntimeError as error:
             self.check_failure(error)
+        if epochs.pulse is not None:
+            epochs.pulse.end()
         self.stale = True
         epochs.agree(self.counters.commits, False, "", failed=False)
         old = {process.uuid for process in self.before}

@@ -1,7 +1,7 @@
 """Checkpoints of an elastic world, for the loss of all its ranks at once.
 
-One rank copies the state to kept host memory, and a thread writes the copy as a folder of
-torch.distributed.checkpoint (DCP). The folder gets its name by one rename, after all of it is on
+A thread of one rank copies the state to host memory (snapshot.py), and writes the copy as a folder
+of torch.distributed.checkpoint (DCP). The folder gets its name by one rename, after all of it is on
 the disk. Its manifest has the size and the hash of each file, so that damage is found.
 
 A folder `step-000000500` holds `__0_0.distcp` and `.metadata`, as any DCP reader expects them, and
@@ -27,7 +27,7 @@ import socket
 import threading
 import uuid
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
@@ -36,6 +36,7 @@ import torch
 
 from ringcomm._runtime.process import say
 from ringcomm.elastic.shards import part_of
+from ringcomm.elastic.snapshot import Snapshot
 from ringcomm.elastic.stats import Checkpoint
 from ringcomm.elastic.transfer import PLAIN as PLAIN_TYPES
 
@@ -64,7 +65,7 @@ class Checkpoints:
 
     `every` is a number of steps or a time. The `keep` newest whole checkpoints stay; while one is
     written there are `keep` + 1. Each warning is one sentence, given to `log`, also by the thread.
-    The copy in host memory stays between saves: as many bytes as the state has.
+    A tensor's copy in host memory is freed when it is written: none stays between saves.
     Raises ValueError where `every` or `keep` is less than one.
     """
 
@@ -83,8 +84,8 @@ class Checkpoints:
         self._directory = Path(directory).absolute()
         self._every, self._keep, self._log = every, keep, log
         self._since: float | None = None  # start of the current period
-        self._kept: dict[str, torch.Tensor] = {}  # the thread reads it, so one write at a time
         self._thread: threading.Thread | None = None
+        self._snapshot: Snapshot | None = None  # the one that it writes
         self._error = ""  # from the last write; read after the thread's end
         self.known: Checkpoint | None = None  # the newest that was written or loaded here
         self.failures = 0
@@ -101,9 +102,17 @@ class Checkpoints:
         self._since = now if over else self._since
         return over
 
-    def save(self, step: int, state: dict[str, Any], about: dict[str, Any]) -> None:
-        """Copy `state`, the results of `state_dict`s, now; a thread writes it.
+    def save(
+        self,
+        step: int,
+        state: dict[str, Any],
+        about: dict[str, Any],
+        later: Set[int] = frozenset(),
+    ) -> None:
+        """Copy `state`, the results of `state_dict`s, and have a thread write it.
 
+        Tensors in memory of which the address is in `later` are copied by the thread, too: nothing
+        may change them before `secure`.
         `state` holds dense tensors, in dicts, lists and tuples, and what `weights_only` can read.
         `about` is what JSON takes. While the thread still writes a former checkpoint this one is
         left out, and a line says so: training waits for no disk. To have it for certain, call
@@ -116,10 +125,16 @@ class Checkpoints:
         head = {"format": FORMAT, "torch": str(torch.__version__), "step": step, "about": about}
         head = json.loads(json.dumps(head))  # a copy
         paths, tensors, plain = _split(state)
-        self._kept = _copy(tensors, self._kept)
-        self._error = ""
-        self._thread = threading.Thread(target=self._run, args=(head, paths, plain))
+        snapshot, self._error = Snapshot(tensors, later), ""
+        self._thread = threading.Thread(target=self._run, args=(head, paths, plain, snapshot))
         self._thread.start()
+        self._snapshot = snapshot
+
+    def secure(self) -> None:
+        """Wait until all that was to be saved may change."""
+        if self._snapshot is not None:
+            self._snapshot.secure()
+            self._snapshot = None
 
     def finish(self) -> None:
         """Wait for the write under way; raises RuntimeError, one sentence, if it failed."""
@@ -181,13 +196,16 @@ class Checkpoints:
             )
         return _swap(plain, (), lambda path, _: values[_name(path)])
 
-    def _run(self, head: dict[str, Any], paths: dict[str, Keys], plain: Any) -> None:
+    def _run(
+        self, head: dict[str, Any], paths: dict[str, Keys], plain: Any, snapshot: Snapshot
+    ) -> None:
         folder = _hidden(self._directory)
         try:
+            entries = {PLAIN: plain, **snapshot.finish()}
             self._directory.mkdir(parents=True, exist_ok=True)
             folder.mkdir()
             _remove_leftovers(self._directory, folder)
-            _complete(folder, head, _write(folder, {PLAIN: plain, **self._kept}, paths))
+            _complete(folder, head, _write(folder, entries, paths))
             path = _publish(folder, head["step"])
         except Exception as error:  # noqa: BLE001  training goes on without this checkpoint
             shutil.rmtree(folder, ignore_errors=True)
@@ -260,25 +278,20 @@ def _name(path: Keys) -> str:
     return ".".join(map(str, path))  # DCP's rule
 
 
-def _copy(tensors: dict[str, torch.Tensor], kept: dict[str, torch.Tensor]) -> dict[str, Any]:
-    """Copy to host memory, that of `kept` where it fits; returns when the copies are made."""
-    copies = {}
-    for name, tensor in tensors.items():
-        copy = kept.get(name)
-        fits = copy is not None and copy.shape == tensor.shape and copy.dtype == tensor.dtype
-        if copy is None or not fits or copy.is_pinned() != tensor.is_cuda:
-            copy = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
-        copies[name] = copy.copy_(tensor, non_blocking=tensor.is_cuda)
-    for device in {tensor.device for tensor in tensors.values() if tensor.is_cuda}:
-        torch.cuda.current_stream(device).synchronize()
-    return copies
-
-
 def _write(folder: Path, entries: dict[str, Any], paths: dict[str, Keys]) -> dict[str, Any]:
-    """Write DCP's files by the calls of `dcp.save`; returns each entry's file, offset, length."""
+    """Write DCP's files by the calls of `dcp.save`; returns each entry's file, offset, length.
+
+    `entries` is empty afterwards: each is taken out, and its memory freed, when it is written.
+    """
     from torch.distributed.checkpoint import DefaultSavePlanner, FileSystemWriter
 
-    planner = DefaultSavePlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
+    class Planner(DefaultSavePlanner):
+        def resolve_data(self, write_item: Any) -> Any:
+            data = super().resolve_data(write_item)
+            del self.state_dict[write_item.index.fqn]
+            return data
+
+    planner = Planner(flatten_state_dict=False, flatten_sharded_tensors=False)
     writer = FileSystemWriter(folder, sync_files=False)  # `_complete` does
     writer.set_up_storage_writer(True)
     planner.set_up_planner(entries, writer.storage_meta(), True)

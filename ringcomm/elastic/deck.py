@@ -14,7 +14,9 @@ import hashlib
 import json
 import math
 from array import array
-from itertools import chain
+from collections import deque
+from itertools import chain, count
+from operator import itemgetter
 from typing import Any
 
 import numpy
@@ -23,6 +25,7 @@ import torch
 PERMUTATIONS = 2  # that a stream holds: batches in use lie in the present epoch and the next one
 LONGEST_TABLE = 1 << 22  # samples: a longer permutation is computed where it is needed
 ROUNDS = 6
+FIRST = itemgetter(0)
 SPREAD, HALF, KEPT = (numpy.uint64(number) for number in (0xBF58476D1CE4E5B9, 32, 33))
 
 # The keys of a state, with their types.
@@ -202,9 +205,10 @@ class Deck:
 
     def decide(self) -> None:
         """Count each member's share as used, because the step was decided, and deal new batches."""
-        for share, queue in zip(self.shares(), self.queues.values(), strict=True):
+        shares = self.shares()
+        for share, queue in zip(shares, self.queues.values(), strict=True):
             del queue[:share]
-            self.decided += share
+        self.decided += sum(shares)
         self._take_wanted_total()
         self._fill()
 
@@ -272,8 +276,7 @@ class Deck:
         alike = len({*map(len, queues)}) <= 1 and len({*shares}) <= 1 and not self.returned
         if alike and queues:  # as at nearly all steps: there is nothing to sort
             for _ in range(len(queues[0]), least + prefetched):
-                for number, queue in enumerate(queues, self.next):
-                    queue.append(number)
+                deque(map(list.append, queues, count(self.next)), maxlen=0)
                 self.next += len(queues)
             return
         places: list[tuple[int, int, int]] = []  # that are empty: the step, the place in it, rank
@@ -362,7 +365,7 @@ class Deck:
         result = hashlib.blake2b(self._of_named, digest_size=8)
         queues = [self.returned, *self.queues.values()]
         numbers = [self.next, self.decided, self.ahead, self.accumulate, *map(len, queues)]
-        numbers += chain.from_iterable(queues) if whole else (queue[0] for queue in queues if queue)
+        numbers += chain.from_iterable(queues) if whole else map(FIRST, filter(None, queues))
         result.update(array("q", numbers))
         return int.from_bytes(result.digest(), "big")
 

@@ -18,6 +18,7 @@ from ringcomm.elastic.epochs import Epochs, Settings
 from ringcomm.elastic.job import Job
 from ringcomm.elastic.lease import Lapse
 from ringcomm.elastic.process import Process
+from ringcomm.elastic.pulse import Pulse
 from ringcomm.elastic.rendezvous import Admission, Record, Rendezvous
 from ringcomm.elastic.store import RunStore
 from ringcomm.elastic.unit_groups import UnitGroups
@@ -75,10 +76,13 @@ class Entrance:
         Raises TimeoutError after so many seconds.
         """
         answer = self._rendezvous.ask(timeout)
+        pulse = None
+        if isinstance(answer, Admission):
+            pulse = Pulse(self._rendezvous.store, self._rendezvous.me.uuid)
         if self._groups is not None:
             self._groups.take_out()
         dist.destroy_process_group()
-        entered = self._visit(answer) if isinstance(answer, Admission) else self._found(answer)
+        entered = self._found(answer) if isinstance(answer, Record) else self._visit(answer, pulse)
         if entered is None:
             self.refused()
         return entered
@@ -115,8 +119,9 @@ class Entrance:
         rendezvous.me = next(process for process in processes if process.uuid == uuid)
         return Epochs(self._run, self._store, life, rendezvous.me, *rest)
 
-    def _visit(self, admission: Admission) -> Entered | None:
+    def _visit(self, admission: Admission, pulse: Pulse | None) -> Entered | None:
         epochs = self._epochs(admission.life, admission.guests)
+        epochs.pulse = pulse
         try:
             epochs.enter(admission)
         except dist.DistBackendError as error:

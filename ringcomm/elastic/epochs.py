@@ -13,6 +13,7 @@ import contextlib
 import copy
 import json
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
@@ -26,6 +27,7 @@ from ringcomm.elastic.agreement import NOTHING, Agreement, Decision, Witness
 from ringcomm.elastic.errors import Evicted, Spare, TooFew
 from ringcomm.elastic.kept_groups import KeptGroups, Meeting
 from ringcomm.elastic.process import Process
+from ringcomm.elastic.pulse import Guard, Pulse, Pulses, heard
 from ringcomm.elastic.rendezvous import Admission, Record
 from ringcomm.elastic.store import RunStore, within
 from ringcomm.elastic.unit_groups import UnitGroups
@@ -71,6 +73,9 @@ class Epochs:
     guests: tuple[Process, ...] = ()
     agreement: Any = None  # an Agreement, from the first group on
     made: Decision = NOTHING  # the last decision, for a guest
+    pulse: Pulse | None = None  # of this process, while it is a guest
+    pulses: Pulses | None = None  # of the guests, on rank 0
+    guard: Guard | None = None  # of the guests
     kept: KeptGroups = field(default_factory=KeptGroups)
     _meeting: Meeting = field(init=False)
 
@@ -122,11 +127,31 @@ class Epochs:
         """Make the group of the present epoch. Raises RuntimeError if a member of it is gone."""
         self._make(GUESTS_SECONDS if self.guests else self.settings.patience)
         self.agreement.adopt(self.backend())
+        self._check_guests()
 
-    def allow(self, seconds: float) -> None:
-        """Have operations of the present group wait for so long at most."""
-        least = min(seconds, self.settings.timeout)
-        self.backend()._set_default_timeout(timedelta(seconds=least))
+    def watch_guests(self, failures: Callable[[Process], int]) -> None:
+        """Have the guests given up if they give no signs of life; `failures` are those so far."""
+        keys, name = self.home.keys, f"{self.life}/{self.epoch}"
+        if self.rank == 0:
+            guests = [(guest, failures(guest)) for guest in self.guests]
+            self.pulses = Pulses(keys, name, guests)
+            self.guard = Guard(self.pulses.fault, self._fail)
+        else:
+            self.guard = Guard(lambda: heard(keys, name), self._fail)
+
+    def watch_no_guests(self) -> None:
+        if self.guard is not None:
+            self.guard.end()
+            self.guard = self.pulses = None
+
+    def _check_guests(self) -> None:
+        if self.guard is not None:
+            self.guard.check()
+
+    def _fail(self) -> None:
+        """Have operations of the present group fail, if it is made: any thread may do it."""
+        with contextlib.suppress(ValueError, RuntimeError):
+            self.backend().abort()
 
     def connect_groups(self) -> None:
         """Connect the groups of the program and of units, where all ranks are members.
@@ -280,6 +305,8 @@ class Epochs:
         """Leave for good: the others need not wait for the end of this process."""
         if self.agreement is not None:
             self.agreement.leave()
+        if self.pulse is not None:
+            self.pulse.end()
         self._destroy()
 
     def backend(self) -> Any:
@@ -300,7 +327,7 @@ class Epochs:
         self._destroy(keeping=True)
         options = copy.copy(self.settings.options)
         if self.agreement is not None:
-            self.agreement.prepare(options, self.guests)
+            self.agreement.prepare(options, self.guests, self._check_guests)
         # The name of a group is in its keys. It counts what this process has tried to make, and
         # others have tried less often.
         dist.distributed_c10d._world.group_count = 0

@@ -13,6 +13,8 @@ from ringcomm._runtime.process import say
 from ringcomm.elastic import ddp, transfer, units
 from ringcomm.elastic.changes import COUNTERS, Changes
 from ringcomm.elastic.checkpoint import Checkpoints, Found
+from ringcomm.elastic.shards import part_of
+from ringcomm.elastic.snapshot import memory_of
 
 NO_CHECKPOINT = -1  # instead of its step
 
@@ -80,7 +82,10 @@ class Saving:
             with contextlib.suppress(RuntimeError):  # the one before has failed: it was logged
                 self.checkpoints.finish()
         state = {name: thing.state_dict() for name, thing in self._named()}
-        self.checkpoints.save(step, state, {"run": self._run, "epoch": changes.epochs.epoch})
+        assert changes.tracked is not None
+        later = {memory_of(part_of(t)) for t in changes.tracked.changed_by_optimizers()}
+        about = {"run": self._run, "epoch": changes.epochs.epoch}
+        self.checkpoints.save(step, state, about, later)
         if certainly:
             self.checkpoints.finish()
 

@@ -173,6 +173,10 @@ class Tracked:
 
     # ---- an optimizer's step that is taken back
 
+    def changed_by_optimizers(self) -> list[Any]:
+        """Return the tensors that nothing changes between steps of optimizers."""
+        return [tensor for optimizer in self.optimizers for tensor in _changed_by(optimizer)]
+
     def keep_for_undo(self, optimizer: Any) -> None:
         """Copy an optimizer's parameters and state, before a step that `undo` may take back."""
         self._undo.setdefault(id(optimizer), _Undo(optimizer)).keep()
@@ -377,11 +381,8 @@ class _Undo:
 
     def keep(self) -> None:
         optimizer = self._optimizer
-        tensors = [p for group in optimizer.param_groups for p in group["params"]]
-        states = optimizer.state.values()
-        tensors += [v for state in states for v in state.values() if isinstance(v, torch.Tensor)]
         self._states = {key: _apart(state) for key, state in optimizer.state.items()}
-        self._copies.take(tensors)
+        self._copies.take(_changed_by(optimizer))
         self._options = _options(optimizer)
         self.active = True
 
@@ -396,6 +397,13 @@ class _Undo:
             self._optimizer.state[key].update(kept)
         self._copies.put_back()
         _put_options(self._optimizer, self._options)
+
+
+def _changed_by(optimizer: Any) -> list[Any]:
+    """Return the tensors that an optimizer's step changes, beside its options."""
+    tensors = [p for group in optimizer.param_groups for p in group["params"]]
+    states = optimizer.state.values()
+    return tensors + [v for s in states for v in s.values() if isinstance(v, torch.Tensor)]
 
 
 def _apart(state: dict[str, Any]) -> dict[str, Any]:

@@ -56,6 +56,7 @@ class Bars:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._until: dict[tuple[str, int], tuple[float, float]] = {}  # the end, and how long it is
+        self._failures: dict[tuple[str, int, str], int] = {}  # of processes that live on
 
     def bar(self, process: Process) -> float:
         """Bar a process from now on; returns for how many seconds."""
@@ -63,11 +64,21 @@ class Bars:
         _, before = self._until.get(key, (0.0, 0.0))
         seconds = min(BAR_LONGEST, before * BAR_GROWS or BAR_SECONDS)
         self._until[key] = (self._clock() + seconds, seconds)
+        self._failures[self._life(process)] = self.failures(process) + 1
         return seconds
+
+    def failures(self, process: Process) -> int:
+        """Return how often this very process has failed to enter: started anew, it is another."""
+        return self._failures.get(self._life(process), 0)
+
+    @staticmethod
+    def _life(process: Process) -> tuple[str, int, str]:
+        return process.host, process.pid, process.started
 
     def forget(self, process: Process) -> None:
         """Begin anew with a process that has entered."""
         self._until.pop((process.host, process.rank), None)
+        self._failures.pop(self._life(process), None)
 
     def barred(self, process: Process) -> bool:
         return self._clock() < self._until.get((process.host, process.rank), (0.0, 0.0))[0]

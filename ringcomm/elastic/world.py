@@ -456,6 +456,8 @@ class World:
         else:
             closure = args[1] if len(args) > 1 else kwargs.get("closure")
             self._step.before(optimizer, places[0], closure=closure is not None)
+            if self._saving is not None:
+                self._saving.checkpoints.secure()
 
     def _after_optimizer(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         """Called by torch after each optimizer's step, unless it raised something."""
