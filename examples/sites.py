@@ -3,11 +3,11 @@
     ringcomm elastic store --port 29500 &
     for i in 1 2; do RINGCOMM_ELASTIC=127.0.0.1:29500 python examples/sites.py & done
 
-Each process is a site with data of its own. Kill one, and the others go on; start one more, and it
-joins them. Every `--every` inner steps, or `--seconds`, a round averages how far the sites have
-moved. The model predicts the letters of examples/diloco.py. Each site prints one line at the end,
-and exits with 1 if the loss of the outer copy is above `--enough`. benchmarks/diloco_sites.py runs
-it between two sites.
+Each process is a site with data of its own, or one of `--unit` that make a site. Kill one, and the
+others go on; start one more, and it joins them. Every `--every` inner steps, or `--seconds`, a
+round averages how far the sites have moved. The model predicts the letters of examples/diloco.py.
+Each site prints one line at the end, and exits with 1 if the loss of the outer copy is above
+`--enough`. benchmarks/diloco_sites.py runs it between two sites.
 """
 
 import argparse
@@ -19,6 +19,7 @@ from pathlib import Path
 
 import diloco
 import torch
+from torch.nn.parallel import DistributedDataParallel as DDP  # noqa: N817
 
 import ringcomm.elastic as elastic
 
@@ -27,6 +28,7 @@ def parse(words: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--store", help="host:port; default: RINGCOMM_ELASTIC")
     parser.add_argument("--sites", type=int, default=2, help="sites that begin")
+    parser.add_argument("--unit", type=int, default=1, help="processes of a site")
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--every", type=int, default=20, help="inner steps between two rounds")
     parser.add_argument("--seconds", type=float, help="between two rounds, instead of --every")
@@ -49,7 +51,9 @@ def train(world: elastic.World, options: argparse.Namespace) -> tuple[float, str
     """Return the outer copy's loss on a sample that all sites have, and a line about the run."""
     text = torch.tensor([byte % diloco.LETTERS for byte in Path(diloco.__file__).read_bytes()])
     torch.manual_seed(options.seed)
-    net = diloco.Model(options.width, options.layers)
+    net: torch.nn.Module = diloco.Model(options.width, options.layers)
+    if options.unit > 1:
+        net = DDP(net, process_group=world.mesh["shard"].get_group(), init_sync=False)
     inner = torch.optim.AdamW(net.parameters(), lr=options.rate)
     rate, momentum = options.outer_rate, options.momentum
     outer_opt = torch.optim.SGD(net.parameters(), lr=rate, momentum=momentum, nesterov=momentum > 0)
@@ -69,10 +73,11 @@ def train(world: elastic.World, options: argparse.Namespace) -> tuple[float, str
     total, began, first, waited = 0.0, time.perf_counter(), outer.steps, outer.waited
     while outer.rounds < options.rounds:
         before = outer.rounds
-        loss = diloco.loss_of(net, diloco.batch(text, options.batch, chance))
-        inner.zero_grad()
-        loss.backward()
-        inner.step()  # after which there may be a round
+        with outer.step():
+            loss = diloco.loss_of(net, diloco.batch(text, options.batch, chance))
+            inner.zero_grad()
+            loss.backward()
+            inner.step()  # after which there may be a round
         total += loss.item()
         if outer.rounds > before:
             losses.append(f"{total / (outer.steps - first):.4f}")
@@ -93,7 +98,12 @@ def train(world: elastic.World, options: argparse.Namespace) -> tuple[float, str
 def main() -> int:
     options = parse()
     torch.set_num_threads(1)
-    world = elastic.join(options.store, start=options.sites, timeout=timedelta(minutes=2))
+    world = elastic.join(
+        options.store,
+        start=options.sites * options.unit,
+        unit=options.unit,
+        timeout=timedelta(minutes=2),
+    )
     reached, line = train(world, options)
     print(line)
     return 0 if reached < options.enough else 1

@@ -499,6 +499,7 @@ class Changes:
             epoch=epochs.epoch,
             step=change.step,
             lost=[other.pid for other in lost],
+            why=change.reasons,
             joined=[process.pid for process in joined],
             ms=seconds * 1e3,
         )

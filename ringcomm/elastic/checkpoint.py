@@ -25,6 +25,7 @@ import re
 import shutil
 import socket
 import threading
+import time
 import uuid
 from collections import OrderedDict
 from collections.abc import Callable, Set
@@ -35,6 +36,7 @@ from typing import Any, NamedTuple, TypeAlias
 import torch
 
 from ringcomm._runtime.process import say
+from ringcomm.elastic import journal
 from ringcomm.elastic.shards import part_of
 from ringcomm.elastic.snapshot import Snapshot
 from ringcomm.elastic.stats import Checkpoint
@@ -43,6 +45,7 @@ from ringcomm.elastic.transfer import PLAIN as PLAIN_TYPES
 FORMAT = 1
 MANIFEST = "manifest.json"
 METADATA = ".metadata"  # DCP's name
+DATA = "__0_0.distcp"  # this, too
 PLAIN = "ringcomm.plain"
 NAME = re.compile(r"step-\d{9,}(\.\d+)?")
 HIDDEN = re.compile(r"\.writing-(\w+)-(\d+)-\w+")  # host, process
@@ -89,6 +92,7 @@ class Checkpoints:
         self._error = ""  # from the last write; read after the thread's end
         self.known: Checkpoint | None = None  # the newest that was written or loaded here
         self.failures = 0
+        self._journal = journal.Journal(journal.CHECKPOINTS)
 
     def due(self, step: int, now: float) -> bool:
         """Tell whether a checkpoint is to be made after `step`, at `now` (monotonic seconds).
@@ -199,11 +203,14 @@ class Checkpoints:
     def _run(
         self, head: dict[str, Any], paths: dict[str, Keys], plain: Any, snapshot: Snapshot
     ) -> None:
-        folder = _hidden(self._directory)
+        folder, began = _hidden(self._directory), time.monotonic()
+        told = {"step": head["step"], "folder": str(self._directory), "began": began}
         try:
             entries = {PLAIN: plain, **snapshot.finish()}
             self._directory.mkdir(parents=True, exist_ok=True)
             folder.mkdir()
+            if journal.finds_disk_full():
+                (folder / DATA).symlink_to("/dev/full")
             _remove_leftovers(self._directory, folder)
             _complete(folder, head, _write(folder, entries, paths))
             path = _publish(folder, head["step"])
@@ -212,9 +219,11 @@ class Checkpoints:
             what = f"checkpoint of step {head['step']} could not be written"
             self._error = f"{what} to {self._directory}: {_reason(error)}"
             self.failures += 1
+            self._journal("unsaved", why=_reason(error), **told)
             self._log(f"{self._error}; training goes on, and the next save tries anew")
             return
         self._know(path, head["step"])
+        self._journal("checkpoint", **told)
         try:
             _thin(path, self._keep)
         except OSError as error:

@@ -45,7 +45,7 @@ class Entrance:
         groups: UnitGroups | None = None,
     ) -> None:
         """`job` is this process's, unless the run has a name; `groups` are those of units."""
-        self._run, self._store, self._settings = run, store, settings
+        self._run, self._store, self.settings = run, store, settings
         self._groups, unit = groups, groups.size if groups else 1
         me = Process.this(load_library().card())
         self._rendezvous = Rendezvous(store.keys, me, self._go_to, start, lapse, job, unit)
@@ -114,7 +114,7 @@ class Entrance:
 
     def _epochs(self, life: int, processes: Sequence[Process]) -> Epochs:
         """Make the epochs of this process, which is one of those. Its place in a unit is theirs."""
-        rendezvous, rest = self._rendezvous, (self._settings, self._groups)
+        rendezvous, rest = self._rendezvous, (self.settings, self._groups)
         uuid = rendezvous.me.uuid
         rendezvous.me = next(process for process in processes if process.uuid == uuid)
         return Epochs(self._run, self._store, life, rendezvous.me, *rest)

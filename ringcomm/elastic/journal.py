@@ -1,7 +1,7 @@
 """The journal that a rank writes of its training in a rehearsal: `ringcomm elastic rehearse`.
 
 Each line is JSON, written at once, so that a killed process has written all of its lines. Times are
-those of the host's steady clock.
+those of the host's steady clock. The rehearsal writes its faults into the same folder.
 """
 
 from __future__ import annotations
@@ -12,15 +12,19 @@ import time
 from pathlib import Path
 from typing import Any
 
+FOLDER = "RINGCOMM_ELASTIC_JOURNAL"
+CHECKPOINTS = ".checkpoints"  # the part of a journal that says which of them were written
+FULL = "disk-is-full"  # a file beside the journals, while checkpoints are to find the disk full
+
 
 class Journal:
     """A file in the folder that the environment names; without one, nothing is written."""
 
-    def __init__(self) -> None:
-        folder = os.environ.get("RINGCOMM_ELASTIC_JOURNAL")
+    def __init__(self, part: str = "") -> None:
+        folder = os.environ.get(FOLDER)
         self._file = -1
         if folder:
-            path = Path(folder) / f"{os.getpid()}.jsonl"
+            path = Path(folder) / f"{os.getpid()}{part}.jsonl"
             self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
 
     @property
@@ -33,11 +37,17 @@ class Journal:
             os.write(self._file, json.dumps(line).encode() + b"\n")
 
 
-def read(folder: Path) -> list[dict[str, Any]]:
-    """Return the lines of all ranks, by time."""
+def finds_disk_full() -> bool:
+    """Tell whether a rehearsal wants the disk to be full for a checkpoint that begins now."""
+    folder = os.environ.get(FOLDER)
+    return folder is not None and Path(folder, FULL).exists()
+
+
+def read(folder: Path, part: str = "") -> list[dict[str, Any]]:
+    """Return the lines of all ranks, or one part of each journal, by time."""
     lines = [
         json.loads(line)
-        for path in folder.glob("*.jsonl")
+        for path in folder.glob(f"*{part}.jsonl")
         for line in path.read_bytes().splitlines(keepends=True)
         if line.endswith(b"\n")
     ]

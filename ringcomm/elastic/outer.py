@@ -4,6 +4,9 @@ Between rounds, parameters and inner optimizers differ. Equal on all members are
 the parameters, the outer optimizer and the count of rounds: the world tracks these, and a round is
 one of its steps, so every member applies it or none does. A round reads and writes the outer copy
 alone. It runs in a thread, and inner steps may go on meanwhile.
+
+A member may be a site of several ranks (outer_site.py). Inner steps are theirs together, and a
+change of the world ends the operations of all groups, so no rank makes one during a round.
 """
 
 from __future__ import annotations
@@ -11,8 +14,9 @@ from __future__ import annotations
 import copy
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, NamedTuple
@@ -24,6 +28,8 @@ from torch import Tensor, nn
 from ringcomm.compression.exchange import all_gather_single
 from ringcomm.elastic import ddp
 from ringcomm.elastic.outer_codec import Codec, codec_for
+from ringcomm.elastic.outer_site import Site
+from ringcomm.elastic.state import Tracked
 
 Pair = tuple[Any, Any]  # a parameter of the model, and that of the outer copy
 
@@ -89,6 +95,7 @@ class Contribution(NamedTuple):
     fragment: int
     weight: int  # the inner steps that it made since its last one
     moved: Tensor  # fp32[n]: the outer copy minus its parameters
+    anew: bool = False  # it has none, and begins with what the round leads to
 
 
 class Outer:
@@ -106,21 +113,31 @@ class Outer:
         optimizers: tuple[Any, Any],
         terms: Terms,
     ) -> None:
-        self._world, self._inner_model, self._terms = world, model, terms
+        self._world, self._terms = world, terms
         self._codec = codec_for(terms.bits, terms.topk)
-        inner, self._optimizer = optimizers
-        self.model, pairs = _outer_copy(model, inner, self._optimizer)
+        self._inner, self._optimizer = optimizers
+        self._site = Site(world._groups, model)
+        if self._site.size > 1 and terms.overlap:
+            raise ValueError(
+                "a site of several ranks makes no inner steps during a round: give `every` as a "
+                "number of steps, and no delay"
+            )
+        self._inner_model = model = ddp.unwrapped(model)
+        self.model, pairs = _outer_copy(model, self._inner, self._optimizer)
         self._fragments = _cut(pairs, terms.fragments)
         self._left_out: dict[int, Tensor] = {}  # by fragment: what codes have left out so far
         self.steps = self._rounds = 0
         self._sent_at = [0] * terms.fragments  # by fragment: `steps` at its last round
+        self._anew = False  # the next round is one that it begins anew with
+        self._anew_at = 0  # `steps` at the last such round
+        self._in_step = False  # the program is in the block of `step`
         self._since = 0  # inner steps since the last round began
         self.waited = 0.0
         self._ended = 0.0  # when the last round ended
         self._round: Future[int] | None = None  # whose result is not used yet
         self._idle: Future[None] | None = None  # done when the thread has ended
-        self._fragment = 0  # of the round under way
-        inner.register_step_post_hook(self._after_inner_step)
+        self._mine: Contribution | None = None  # to the round whose result is not used yet
+        self._inner.register_step_post_hook(self._after_inner_step)
 
     # ---- by the program's thread
 
@@ -133,17 +150,61 @@ class Outer:
         return self._rounds if self._idle is not None else int(self._world.step_number)
 
     def _begin(self) -> None:
-        """Start from the outer copy of the world; one that joins takes part in a round first.
-
-        Its weight there is 0. So it makes its first inner step as the others begin anew.
-        """
-        self._adopt()
+        """Start from the outer copy of the world; one that joins takes part in a round first."""
+        self._site.begin(self._world)
         self._ended = time.monotonic()
         if not self._world._founder:
+            self._begin_anew()
+            return
+        if self._site.size > 1:
+            self._world.attempt(self._share)
+        self._adopt()
+
+    def _share(self) -> None:
+        """Have all ranks of a site begin with the same: each has it from another rank so far."""
+        self._site.give_first([*self.model.parameters(), *self.model.buffers()])
+
+    def _begin_anew(self) -> None:
+        """Take part in a round with weight 0, and start with what it leads to.
+
+        So its first inner step is made as the others make one after a round.
+        """
+        self._anew = True
+        while self._anew:
             self._send()
             self._use_result()
-            self._adopt()
-            self._since = self._terms.delay
+
+    @contextmanager
+    def step(self) -> Iterator[None]:
+        """Enclose an inner step, from its forward pass on; a site of several ranks needs that.
+
+        If a rank of the site is lost in it, the block ends. This rank then waits until the site is
+        whole again, and begins anew: the inner optimizer's state is cleared, as a new rank has
+        none. An inner step that another site's end has cut short does not count, either.
+        """
+        if self._anew:
+            self._begin_anew()
+        self._in_step = True
+        try:
+            yield
+        except Exception as error:
+            if self._site.size == 1 or not self._world._at.is_failure(error):
+                raise
+            self._recover(error)
+        finally:
+            self._in_step = False
+
+    def _recover(self, error: Exception) -> None:
+        """Meet the others because an inner step has failed: they come by with their next round."""
+        with self._world.step():
+            raise error
+        if self._anew:
+            self._begin_anew()
+
+    def _follow_change(self, _: Any) -> None:
+        """Called after each change of the world, on all ranks of a site."""
+        inner_steps = self.steps - self._anew_at
+        self._anew |= self._site.changed(self._world, (self._world.step_number, inner_steps))
 
     def wait(self) -> None:
         """Wait until no round is under way, and those that join in its wake have their state.
@@ -165,6 +226,8 @@ class Outer:
         return list(zip(self._inner_model.buffers(), self.model.buffers(), strict=True))
 
     def _after_inner_step(self, *_: Any) -> None:
+        if self._site.size > 1 and not self._in_step:
+            raise RuntimeError("a site of several ranks makes inner steps in `with outer.step():`")
         began = time.monotonic()
         self._count_inner_step()
         self.waited += time.monotonic() - began
@@ -192,14 +255,28 @@ class Outer:
         return self._since >= self._terms.delay if self._terms.steps else under_way.done()
 
     def _send(self) -> None:
-        """Begin a round of the next fragment."""
+        """Begin a round of the next fragment. A site of several ranks ends it, too."""
         self.wait()
-        self._fragment = fragment = self._world.step_number % self._terms.fragments
+        with torch.no_grad():
+            for mine, outer in self._buffers():  # for those that join, and for checkpoints
+                outer.copy_(mine)
+        self._mine = self._nothing() if self._anew else self._contribution()
+        self._round, self._idle = Future(), Future()
+        if self._site.size > 1:
+            self._run(self._round, self._idle)
+            self.wait()
+            return
+        arguments, name = (self._round, self._idle), "ringcomm-outer"
+        threading.Thread(target=self._run, args=arguments, name=name, daemon=True).start()
+
+    def _next_fragment(self) -> int:
+        return int(self._world.step_number % self._terms.fragments)
+
+    def _contribution(self) -> Contribution:
+        fragment = self._next_fragment()
         with torch.no_grad():
             pairs = self._fragments[fragment]
             moved = torch.cat([(outer - mine.to(outer)).flatten().float() for mine, outer in pairs])
-            for mine, outer in self._buffers():  # for those that join, and for checkpoints
-                outer.copy_(mine)
         if not moved.isfinite().all():
             raise FloatingPointError(
                 f"parameters are not finite after inner step {self.steps}: this member must end; "
@@ -207,18 +284,31 @@ class Outer:
             )
         weight = self.steps - self._sent_at[fragment]
         self._sent_at[fragment], self._since = self.steps, 0
-        self._round, self._idle = Future(), Future()
-        arguments = (Contribution(fragment, weight, moved), self._round, self._idle)
-        name = "ringcomm-outer"
-        threading.Thread(target=self._run, args=arguments, name=name, daemon=True).start()
+        return Contribution(fragment, weight, moved)
+
+    def _nothing(self) -> Contribution:
+        """Return the part in a round with which this member begins anew."""
+        fragment = self._next_fragment()
+        count = sum(outer.numel() for _, outer in self._fragments[fragment])
+        self._sent_at = [self.steps] * self._terms.fragments
+        self._anew_at, self._since, self._anew = self.steps, 0, False
+        self._left_out.clear()
+        if self._site.size > 1:  # a mate may be new
+            self._inner.state.clear()
+        return Contribution(fragment, 0, torch.zeros(count), anew=True)
 
     def _use_result(self) -> None:
         """Take over what the round led to, in part where inner steps went on meanwhile."""
         assert self._round is not None
+        assert self._mine is not None
         self._rounds = self._round.result()
         self._round = None
+        if self._mine.anew:
+            self._adopt()
+            self._since = self._terms.delay
+            return
         with torch.no_grad():
-            for mine, outer in self._fragments[self._fragment]:
+            for mine, outer in self._fragments[self._mine.fragment]:
                 if self._terms.overlap:
                     mine.lerp_(outer.to(mine), 1 - self._terms.alpha)
                 else:
@@ -226,9 +316,9 @@ class Outer:
 
     # ---- by the thread of a round
 
-    def _run(self, mine: Contribution, round: Future[int], idle: Future[None]) -> None:
+    def _run(self, round: Future[int], idle: Future[None]) -> None:
         try:
-            self._make_round(mine)
+            self._make_round()
             self._ended = time.monotonic()
             round.set_result(self._world.step_number)
             self._world._assemble()  # those who join get the state now, in the background
@@ -238,25 +328,32 @@ class Outer:
                 if not future.done():
                     future.set_exception(error)
 
-    def _make_round(self, mine: Contribution) -> None:
+    def _make_round(self) -> None:
         """Average, and make an outer step; once more with the same numbers when a member is lost.
 
         A step of the world ends its block by itself where it does not count.
         """
-        data = mine.moved if self._codec is None else self._encode(self._codec, mine)
-        counted = False
+        counted, sent = False, None
         while not counted:
+            if self._anew:  # this site has changed
+                self._mine = self._nothing()
+            mine = self._mine
+            assert mine is not None
+            if mine is not sent:
+                sent, data = mine, self._encode(mine)
             with self._world.step() as step:
                 self._set_gradients(mine, self._average(mine, data))
                 self._optimizer.step()
             counted = step.counted
         self._optimizer.zero_grad()
 
-    def _encode(self, codec: Codec, mine: Contribution) -> Tensor:
-        """Return the codes; what they leave out is added to the fragment's next numbers."""
+    def _encode(self, mine: Contribution) -> Tensor:
+        """Return this rank's share, or its codes, which leave some for the fragment's next ones."""
+        codec, total = self._codec, self._site.share_of(mine.moved)
+        if codec is None:
+            return total
         if mine.weight == 0:  # nobody decodes these, so they carry nothing
-            return codec.encode(torch.zeros_like(mine.moved))
-        total = mine.moved
+            return codec.encode(torch.zeros_like(total))
         if mine.fragment in self._left_out:
             total = total + self._left_out[mine.fragment]
         codes = codec.encode(total)
@@ -268,23 +365,30 @@ class Outer:
 
         Every member decodes the same codes in the same order, so all get the same bits.
         """
-        ranks = dist.get_world_size()
+        group, count = self._site.across, mine.moved.numel()
+        ranks = dist.get_world_size(group)
         weights = torch.empty(ranks, dtype=torch.int64)
-        told = all_gather_single(weights, torch.tensor([mine.weight]), async_op=True)
+        weight = torch.tensor([mine.weight])
+        told = all_gather_single(weights, weight, group=group, async_op=True)
         if self._codec is None:
             mean = data * float(mine.weight)
-            dist.all_reduce(mean)
+            dist.all_reduce(mean, group=group)
             told.wait()
-            return mean / float(weights.sum()) if weights.any() else None
-        every = torch.empty(ranks * data.numel(), dtype=torch.uint8)
-        all_gather_single(every, data)
-        told.wait()
-        total, mean = float(weights.sum()), torch.zeros_like(mine.moved)
-        for weight, codes in zip(weights.tolist(), every.view(ranks, -1), strict=True):
+            mean /= float(weights.sum().clamp(min=1))
+        else:
+            every = torch.empty(ranks * data.numel(), dtype=torch.uint8)
+            all_gather_single(every, data, group=group)
+            told.wait()
+            mean = self._decoded(self._codec, every.view(ranks, -1), weights, count)
+        return self._site.whole(mean, count) if weights.any() else None
+
+    def _decoded(self, codec: Codec, every: Tensor, weights: Tensor, count: int) -> Tensor:
+        """Return the mean of the numbers that the codes of all members stand for."""
+        total, mean = float(weights.sum()), torch.zeros(-(-count // self._site.size))
+        for weight, codes in zip(weights.tolist(), every, strict=True):
             if weight:
-                numbers = self._codec.decode(codes, mean.numel())
-                mean.add_(numbers, alpha=weight / total)
-        return mean if total else None
+                mean.add_(codec.decode(codes, mean.numel()), alpha=weight / total)
+        return mean
 
     def _set_gradients(self, mine: Contribution, mean: Tensor | None) -> None:
         self._optimizer.zero_grad()
@@ -300,16 +404,18 @@ def start(
     world: Any, model: nn.Module, optimizers: tuple[Any, Any], terms: Terms, state: dict[str, Any]
 ) -> Outer:
     """Do what `World.outer` describes, with the inner and the outer optimizer."""
-    outer = Outer(world, model, optimizers, terms)
-    follower = Follower(outer, terms.shared())
-    world.track(outer=outer.model, outer_opt=optimizers[1], outer_round=follower, **state)
-    world._tracked.draws = False
-    timeout = world._at.epochs.settings.timeout
+    timeout = world._entrance.settings.timeout
     if terms.seconds >= timeout:
         raise ValueError(
             f"every={terms.every}: operations between ranks time out after {timeout:.0f} s: give "
             "elastic.join() options with a longer timeout"
         )
+    outer = Outer(world, model, optimizers, terms)
+    follower = Follower(outer, terms.shared())
+    world.on_change(outer._follow_change)
+    things = {"outer": outer.model, "outer_opt": optimizers[1], "outer_round": follower, **state}
+    world._track(Tracked(**things))
+    world._tracked.draws = False
     outer._begin()
     return outer
 
@@ -333,10 +439,8 @@ class Follower:
 def _outer_copy(model: nn.Module, inner: Any, optimizer: Any) -> tuple[nn.Module, list[Pair]]:
     """Copy the model to the CPU, but for frozen parameters, and have the optimizer update that.
 
-    Returns the copy, and its parameters in pairs with the model's. Raises TypeError and ValueError.
+    Returns the copy, and its parameters in pairs with the model's. Raises ValueError.
     """
-    if ddp.wrappers_in([model]):
-        raise TypeError("the model is in DDP, but inner steps are local: give the module itself")
     if optimizer.state:
         raise ValueError("the outer optimizer has made steps already: give a new one")
     trained = [p for p in model.parameters() if p.requires_grad]

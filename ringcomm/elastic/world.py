@@ -254,7 +254,9 @@ class World:
         """
         if self._tracked is not None:
             raise RuntimeError("world.track was called before: call it once, with everything")
-        tracked = Tracked(self._groups, **state)
+        self._track(Tracked(self._groups, **state))
+
+    def _track(self, tracked: Tracked) -> None:
         register_optimizer_step_pre_hook(
             torch.compiler.disable(self._before_optimizer, reason=HOOK)
         )
@@ -592,14 +594,14 @@ class World:
         times themselves plus 1 - `alpha` times the outer copy (Douillard et al. 2025, arXiv
         2501.18512).
 
+        With `elastic.join(unit=S)` a site is S ranks, whose inner steps DDP makes one: `model` is
+        then a wrapper over the group of `mesh["shard"]`, each inner step stands in a block of
+        `Outer.step`, and rounds are awaited. Each rank of a site sends its share of a round.
+
         Raises ValueError and TypeError for what cannot be, and what `track` raises. Later,
         `inner.step()` raises FloatingPointError if parameters are not finite, and what
         `World.step` raises.
         """
-        if self._groups is not None:
-            raise ValueError(
-                "world.outer is for members of one rank: leave out the unit of elastic.join"
-            )
         terms = Terms(every, bits, topk, fragments, delay, alpha)
         self._outer = outer.start(self, model, (inner, outer_opt), terms, state)
         return self._outer

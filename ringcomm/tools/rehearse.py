@@ -1,23 +1,18 @@
-"""`ringcomm elastic rehearse`: train on this machine while ranks are killed, stopped and started.
+"""`ringcomm elastic rehearse`: train on this machine while faults come.
 
-Your script runs as it is, with so many ranks. Faults come at random, by a seed. At the end one page
-says whether your training kept the promises of docs/elastic.md, and what the faults cost it.
+Your script runs as it is, with so many ranks. At random, by a seed, ranks are killed, stopped and
+told to leave, connections between them are cut, and checkpoints find the disk full. At the end one
+page says whether your training kept the promises of docs/elastic.md, and what the faults cost it.
 """
 
 from __future__ import annotations
 
 import argparse
-import contextlib
 import os
 import random
 import shutil
-import signal
-import subprocess
 import sys
 import tempfile
-import time
-from collections import Counter
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
@@ -25,14 +20,9 @@ EXAMPLES = (
     "ringcomm elastic rehearse train.py --epochs 90",
     "ringcomm elastic rehearse --ranks 4 --minutes 5 --seed 7 train.py",
     "ringcomm elastic rehearse --ranks 4 --unit 2 sharded.py",
+    "ringcomm elastic rehearse --faults cut,fill train.py",
 )
-FAULTS = ("kill", "stop", "leave")
-START_SECONDS = 600.0  # for the first step
-STOPPED_SECONDS = 2.0
-ANEW_SECONDS = 1.0  # before a rank that ended is started anew
-LOOK_SECONDS = 0.05
-FEWEST = 2  # ranks that train, before one has a fault: somebody has to go on
-TAIL = 12  # lines of a log
+FAULTS = ("kill", "stop", "leave", "cut", "fill")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -41,145 +31,28 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--unit", type=int, default=1, help="of a sharded model: what the script gives to join")
     add("--minutes", type=float, default=5.0)
     add("--every", type=float, default=5.0, metavar="SECONDS", help="between faults, about")
+    add("--faults", default=",".join(FAULTS), metavar="NAMES", help="those that come")
     add("--seed", type=int, help="of the faults (default: another one each time)")
     add("--keep", metavar="FOLDER", help="keep the ranks' logs and journals there")
     add("script", help="your training, and its arguments")
     add("arguments", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
 
 
-@dataclass
-class Rank:
-    """One place of the world, and the process that fills it now."""
-
-    number: int
-    process: subprocess.Popen[bytes] | None = None
-    log: Path = Path()
-    due: float = 0.0  # when to start it anew
-    stopped_until: float = 0.0
-    expected: bool = False  # a fault has ended it
-
-
-@dataclass
-class Rehearsal:
-    """A training on this machine, and the faults that it meets."""
-
-    options: argparse.Namespace
-    folder: Path
-    environment: dict[str, str]
-    chance: random.Random
-    ranks: list[Rank] = field(default_factory=list)
-    faults: Counter[str] = field(default_factory=Counter)
-    failures: list[str] = field(default_factory=list)  # of ranks that no fault has ended
-    ended: bool = False  # the training has come to its end by itself
-
-    def start(self, rank: Rank) -> None:
-        rank.log = self.folder / f"rank{rank.number}-{time.monotonic_ns()}.log"
-        command = [sys.executable, self.options.script, *self.options.arguments]
-        with rank.log.open("wb") as log:
-            rank.process = subprocess.Popen(
-                command,
-                env={**self.environment, "RANK": str(rank.number)},
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
-        rank.expected, rank.stopped_until = False, 0.0
-
-    def run(self, seconds: float) -> None:
-        """Train for so long, from the first step on, or until the training ends."""
-        end = time.monotonic() + START_SECONDS
-        trains = False
-        self.ranks = [Rank(number) for number in range(self.options.ranks)]
-        for rank in self.ranks:
-            self.start(rank)
-        due = self._next_fault()
-        while (now := time.monotonic()) < end and not (self.ended or self.failures):
-            if not trains and any(map(self._trains, self.ranks)):
-                trains, end = True, now + seconds
-            for rank in self.ranks:
-                self._look_after(rank, now)
-            if now > due:
-                due = self._next_fault()
-                self._bring_fault(now)
-            time.sleep(LOOK_SECONDS)
-
-    def _next_fault(self) -> float:
-        return time.monotonic() + self.options.every * self.chance.uniform(0.5, 1.5)
-
-    def _look_after(self, rank: Rank, now: float) -> None:
-        process = rank.process
-        if process is None:
-            if now > rank.due:
-                self.start(rank)
-            return
-        if rank.stopped_until and now > rank.stopped_until:
-            rank.stopped_until = 0.0
-            process.send_signal(signal.SIGCONT)
-        status = process.poll()
-        if status is None:
-            return
-        if status == 0 and not rank.expected:
-            self.ended = True
-        elif not rank.expected:
-            self.failures.append(
-                f"rank {rank.number} (process {process.pid}) ended with status {status}, and no "
-                f"fault has done it; the end of {rank.log}:\n{_tail(rank.log)}"
-            )
-        rank.process, rank.due = None, now + ANEW_SECONDS
-
-    def _bring_fault(self, now: float) -> None:
-        """Choose a fault and a rank, if enough others train."""
-        training = [rank for rank in self.ranks if self._trains(rank) and not rank.stopped_until]
-        living = [rank for rank in self.ranks if rank.process and not rank.stopped_until]
-        # A second death could leave no unit whole, so that one waits until all are.
-        enough = self.options.ranks if self.options.unit > 1 else FEWEST
-        if len(training) < enough:
-            return
-        fault, rank = self.chance.choice(FAULTS), self.chance.choice(living)
-        assert rank.process is not None
-        self.faults[fault] += 1
-        if fault == "stop":
-            rank.stopped_until = now + STOPPED_SECONDS
-            rank.process.send_signal(signal.SIGSTOP)
-            return
-        rank.expected = True
-        rank.process.send_signal(signal.SIGKILL if fault == "kill" else signal.SIGTERM)
-
-    def _trains(self, rank: Rank) -> bool:
-        """Tell whether it has applied a step: it has a journal with something in it."""
-        if rank.process is None or rank.expected:
-            return False
-        path = self.folder / f"{rank.process.pid}.jsonl"
-        return path.exists() and path.stat().st_size > 0
-
-    def end(self) -> None:
-        """End what is left, whole process groups: also the workers of loaders."""
-        for rank in self.ranks:
-            if rank.process is not None:
-                with contextlib.suppress(ProcessLookupError):
-                    os.killpg(rank.process.pid, signal.SIGKILL)
-                rank.process.wait()
-
-
-def _tail(path: Path) -> str:
-    lines = path.read_text(errors="replace").splitlines()[-TAIL:]
-    return "\n".join(f"    {line}" for line in lines)
-
-
-def page(rehearsal: Rehearsal, verdict: Any, seed: int, out: IO[str]) -> bool:
+def page(rehearsal: Any, verdict: Any, seed: int, out: IO[str]) -> bool:
     """Print the page; returns whether all was well."""
-    faults = ", ".join(f"{rehearsal.faults[name]} x {name}" for name in FAULTS)
 
     def tell(text: str) -> None:
         print(text, file=out)
 
-    tell(f"faults           {faults} (seed {seed})")
+    tell(f"faults           {_faults(rehearsal)} (seed {seed})")
     tell(f"steps            {verdict.steps} in {verdict.seconds:.0f} s")
     tell(f"a step           {verdict.usual * 1e3:.1f} ms usually")
     tell(f"longest pause    {verdict.longest * 1e3:.0f} ms between two steps")
     tell(f"computed again   {verdict.aborted} steps, by a rank each")
     tell(f"changes          {verdict.changes}")
+    tell(f"checkpoints      {_checkpoints(rehearsal, verdict)}")
+    if rehearsal.uncut and not rehearsal.faults["cut"]:
+        tell(f"No connection was cut: {rehearsal.uncut}.")
     if rehearsal.ended:
         tell("The training came to its end: give it more to do for a longer rehearsal.")
     for problem in [*verdict.broken[:20], *rehearsal.failures]:
@@ -188,15 +61,37 @@ def page(rehearsal: Rehearsal, verdict: Any, seed: int, out: IO[str]) -> bool:
     if well:
         tell(
             "Kept: every step was applied by all members or none, with equal parameters; no batch "
-            "was used twice, and none is missing."
+            "was used twice, and none is missing; no member was lost that had not ended."
         )
     return well
 
 
-def run(options: argparse.Namespace) -> int:
-    from ringcomm.elastic import journal, promises  # with torch
-    from ringcomm.elastic.store import serve
+def _faults(rehearsal: Any) -> str:
+    counts = [f"{rehearsal.faults[name]} x {name}" for name in rehearsal.kinds]
+    if rehearsal.connections:
+        counts[rehearsal.kinds.index("cut")] += f" ({rehearsal.connections} connections)"
+    return ", ".join(counts)
 
+
+def _chosen(text: str) -> tuple[str, ...]:
+    kinds = tuple(text.split(","))
+    if wrong := [kind for kind in kinds if kind not in FAULTS]:
+        raise ValueError(f"--faults {','.join(wrong)}: choose from {', '.join(FAULTS)}")
+    return kinds
+
+
+def _checkpoints(rehearsal: Any, verdict: Any) -> str:
+    full = rehearsal.faults["fill"]
+    return f"{verdict.saved} written, " + (
+        f"{verdict.unsaved} not, while the disk was full" if full else "the disk was never full"
+    )
+
+
+def run(options: argparse.Namespace) -> int:
+    from ringcomm.elastic.store import serve  # with torch
+    from ringcomm.tools.rehearsal import Rehearsal
+
+    kinds = _chosen(options.faults)
     seed = options.seed if options.seed is not None else random.SystemRandom().randrange(10**6)
     served = serve("127.0.0.1", 0)
     assert served is not None, "a free port is always there"
@@ -211,18 +106,19 @@ def run(options: argparse.Namespace) -> int:
         return 1
     environment = {
         "OMP_NUM_THREADS": "1",
+        "RINGCOMM_TRANSPORT": "tcp",  # as between hosts, so that there is something to cut
         **os.environ,
         "RINGCOMM_ELASTIC": f"127.0.0.1:{served.port}",
         "RINGCOMM_ELASTIC_RUN": f"rehearsal-{os.getpid()}",
         "RINGCOMM_ELASTIC_JOURNAL": str(folder),
         "WORLD_SIZE": str(options.ranks),
     }
-    rehearsal = Rehearsal(options, folder, environment, random.Random(seed))
+    rehearsal = Rehearsal(options, folder, environment, random.Random(seed), kinds)
     try:
         rehearsal.run(options.minutes * 60)
     finally:
         rehearsal.end()
-    well = page(rehearsal, promises.judge(journal.read(folder)), seed, sys.stdout)
+    well = page(rehearsal, rehearsal.judge(), seed, sys.stdout)
     if options.keep is None and well:
         shutil.rmtree(folder)
     else:

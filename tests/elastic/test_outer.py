@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 import time
 from datetime import timedelta
 from functools import partial
@@ -20,6 +21,7 @@ from lab.course import Starters, starters
 from lab.limits import claim, limit
 from lab.trainee import CLASSES, FEATURES, Log, digest
 from ringcomm import elastic
+from ringcomm.elastic import transfer
 from ringcomm.elastic.outer import Contribution, Outer, Terms, _cut, _outer_copy
 from ringcomm.elastic.outer_codec import Codec, codec_for
 
@@ -149,9 +151,10 @@ def rig(outer: Outer, log: Log, world: elastic.World, dies: str) -> None:
     """Write down the weights of contributions; member 1 may die in the exchange of a round."""
     average, make = outer._average, outer._make_round
 
-    def making(mine: Any) -> None:
-        log("brings", weight=mine.weight, fragment=mine.fragment)
-        make(mine)
+    def making() -> None:
+        assert outer._mine is not None
+        log("brings", weight=outer._mine.weight, fragment=outer._mine.fragment)
+        make()
 
     def averaging(mine: Any, data: Any) -> Any:
         at = dies if world.step_number == DIES else ""
@@ -175,6 +178,9 @@ def train(
     original = Outer._begin
     Outer._begin = lambda outer: (rig(outer, log, world, mine), original(outer))[1]  # type: ignore
     outer = world.outer(net, inner, outer_opt, **{"every": EVERY, **(options or {})})
+    begun = threading.Event()
+    if place == "sends":
+        send_while_training(outer, log, begun)
     log(
         "tracked",
         rounds=outer.rounds,
@@ -186,8 +192,12 @@ def train(
             os.kill(os.getpid(), signal.SIGKILL)
         if before == {"leaves": DIES - 1, "leaves later": DIES}.get(mine):
             world.leave()
-        if place == "grows" and (before, number, world.size) == (GROWS, 0, 2):
+        if place in ("grows", "sends") and (before, number, world.size) == (GROWS, 0, 2):
             await_guest(world)
+        while place == "sends" and not (
+            outer._idle is None or outer._idle.done() or begun.is_set()
+        ):
+            time.sleep(0.001)  # else all inner steps may be made before the state is sent
         inner_step(net, inner, number, outer.steps)
         if outer.rounds > before:
             log(
@@ -200,6 +210,22 @@ def train(
     outer.wait()
     states = [v for state in outer_opt.state.values() for v in state.values() if torch.is_tensor(v)]
     log("end", rounds=world.step_number, digest=digest([*outer.model.parameters(), *states]))
+
+
+def send_while_training(outer: Outer, log: Log, begun: threading.Event) -> None:
+    """Have the state for a joiner wait for inner steps of this member."""
+    send = transfer.send
+
+    def sending(*arguments: Any) -> int:
+        before, deadline = outer.steps, time.monotonic() + limit(5)
+        begun.set()
+        while outer.steps < before + 2:
+            assert time.monotonic() < deadline, "no inner step is made while the state is sent"
+            time.sleep(0.001)
+        log("sends", steps=outer.steps - before)
+        return send(*arguments)
+
+    transfer.send = sending  # type: ignore[assignment]
 
 
 def await_guest(world: elastic.World) -> None:
@@ -275,12 +301,20 @@ def test_a_joiner_begins_with_weight_zero() -> None:
         assert set(full[options.get("fragments", 1) :]) == {EVERY}
 
 
+@pytest.mark.parametrize("options", [{}, {"fragments": 2, "delay": 1}], ids=str)
+def test_inner_steps_go_on_while_a_joiner_gets_the_state(options: dict[str, Any]) -> None:
+    some = play("sends", count=2, joiners=1, **options)
+    for number in range(2):
+        (sent,) = some.events(number, "sends")
+        assert sent["steps"] >= 2
+
+
 def average_by_weight(world: elastic.World, log: Log, bits: int) -> None:
     """Bring other numbers than the others; those of rank 1 weigh nothing."""
     outer = world.outer(*parts(0), every=1, bits=bits)
     moved = torch.full((965,), [1.0, 50.0, 5.0][world.rank])
     mine = Contribution(0, [3, 0, 1][world.rank], moved)
-    data = moved if outer._codec is None else outer._encode(outer._codec, mine)
+    data = outer._encode(mine)
     log("end", mean=world.attempt(lambda: outer._average(mine, data)).tolist())  # type: ignore
 
 
