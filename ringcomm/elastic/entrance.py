@@ -74,6 +74,7 @@ class Entrance:
 
         Raises TimeoutError after so many seconds.
         """
+        self._rendezvous.store = self._store.keys  # a spare's world may have moved meanwhile
         answer = self._rendezvous.ask(timeout)
         if self._groups is not None:
             self._groups.take_out()
