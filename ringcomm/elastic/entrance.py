@@ -75,6 +75,7 @@ class Entrance:
 
         Raises TimeoutError after so many seconds.
         """
+        self._rendezvous.store = self._store.keys  # a spare's world may have moved meanwhile
         answer = self._rendezvous.ask(timeout)
         pulse = None
         if isinstance(answer, Admission):

@@ -30,6 +30,7 @@ USUAL_STEPS = 20  # a step that takes so many times as long as the usual one is 
 FEWEST = 10  # steps, before their usual time is known: the first ones compile
 REMEMBERED = 50
 NEWEST = 8  # operations that are looked at
+STOPPED_SECONDS = 5.0  # without a look: the process was stopped, or the store was slow
 
 
 class Progress:
@@ -64,6 +65,11 @@ class Progress:
             self._steps.append(self._clock() - self._began)
         self._since = None
 
+    def pass_over(self, seconds: float) -> None:
+        """Count no time in which the whole process was stopped."""
+        if self._since is not None:
+            self._since += seconds
+
     def still_for(self) -> float:
         """Return how long there was no progress, if that is too long, else 0."""
         since = self._since
@@ -87,9 +93,16 @@ def waits_in_an_operation() -> bool:
 class Hang:
     """A rank's part in a hang: it says that it waits, or it ends itself."""
 
-    def __init__(self, progress: Progress, meets: Callable[[], bool], uuid: str) -> None:
+    def __init__(
+        self,
+        progress: Progress,
+        meets: Callable[[], bool],
+        uuid: str,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         """`meets`: whether the main thread waits for others to agree on a change."""
         self._progress, self._meets, self._uuid = progress, meets, uuid
+        self._clock, self._looked = clock, clock()
         self._told = ""
 
     def look(self, keys: Any, place: str) -> None:
@@ -98,6 +111,10 @@ class Hang:
         `keys` are those of the store; `place`, the epoch and the commits so far, is that of all
         whose step this rank is in. Raises dist.DistStoreError where the store does not answer.
         """
+        now = self._clock()
+        since, self._looked = now - self._looked, now
+        if since > STOPPED_SECONDS:
+            self._progress.pass_over(since)
         seconds = self._progress.still_for()
         if not seconds:
             return

@@ -46,6 +46,11 @@ def are_gone(keys: Any, processes: Sequence[Process]) -> bool:
     return not names or bool(keys.check(names))
 
 
+def were_given_up(keys: Any, members: Sequence[Process]) -> bool:
+    """Tell whether any of a world that runs was taken for dead, as when its lease has lapsed."""
+    return any(keys.check([f"dead/{process.uuid}"]) for process in members)
+
+
 def have_ended(keys: Any, processes: Sequence[Process]) -> bool:
     """Tell whether the programs of all came to their end. They are gone."""
     return all(keys.get(f"dead/{process.uuid}") == ENDED.encode() for process in processes)

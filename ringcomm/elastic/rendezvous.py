@@ -263,10 +263,8 @@ class Rendezvous:
 
     def _may_found(self) -> bool:
         record = self.known
-        if record and record.confirmed and not self._are_dead(record):
-            return False
-        if record and not record.confirmed and record.members:
-            return self._are_dead(record)  # they are meeting
+        if record and record.members and not self._are_dead(record):
+            return False  # it runs, or its founders are meeting
         founder = self.store.compare_set("founder", "", self.me.uuid).decode()
         quiet = time.monotonic() - self.heard > FOUNDER_SECONDS
         if founder != self.me.uuid and quiet:

@@ -15,7 +15,7 @@ from typing import Any
 import torch.distributed as dist
 
 from ringcomm._runtime.process import say
-from ringcomm.elastic import units
+from ringcomm.elastic import lease, units
 from ringcomm.elastic.process import Process
 from ringcomm.elastic.rendezvous import (
     JOIN_SECONDS,
@@ -80,6 +80,21 @@ class Bars:
         self._until.pop((process.host, process.rank), None)
         self._failures.pop(self._life(process), None)
 
+    def length(self, process: Process) -> float:
+        """Return for how many seconds a process was barred at last; 0.0: it has not failed."""
+        return self._until.get((process.host, process.rank), (0.0, 0.0))[1]
+
+    def choose(self, came: list[Process], unit: int, most: int) -> list[Process]:
+        """Choose guests from those that came, in whole units, at most so many.
+
+        They enter together or not at all. So those that failed before come after all others, and
+        only a unit of them at a time: else each would fail again with the same one.
+        """
+        new = [process for process in came if not self.length(process)]
+        return units.complete(new, unit, most) or units.complete(
+            sorted(came, key=self.length), unit, min(most, unit)
+        )
+
     def barred(self, process: Process) -> bool:
         return self._clock() < self._until.get((process.host, process.rank), (0.0, 0.0))[0]
 
@@ -140,6 +155,7 @@ class Watch:
         self._sought = 0.0
         self._at_home: Served | None = None  # while the world's store is elsewhere
         self._told = ""
+        self.succeeded = False  # another world was founded in the place of this one
         self._stopped = False
         self._wake = threading.Event()
         self._thread = threading.Thread(target=self._run, name="ringcomm elastic")
@@ -242,7 +258,7 @@ class Watch:
         if self._unit > 1:
             self.waiting.place(keys, free, record.members)
         with self._lock:
-            self._guests = units.complete(free, self._unit, most)
+            self._guests = self.bars.choose(free, self._unit, most)
 
     def _end_bell(self) -> None:
         """Have the thread of the bell end before Python does, if the store answers.
@@ -304,6 +320,9 @@ class Watch:
             mine = mine or bool(set(known.members) & set(record.members))
         if mine and (known == wanted or rendezvous.replace(known, wanted)):
             return True
+        later = known is not None and known.life > record.life
+        if later and lease.were_given_up(rendezvous.store, record.members):
+            self.succeeded = True
         self._tell(
             f"the store at {served.address} knows of another world of this run: no rank that asks "
             "there can join this one"

@@ -199,7 +199,10 @@ class World:
     def _look(self, hang: Hang) -> None:
         """Look whether this rank hangs, and keep the lease if it leads; a thread does it."""
         changes, keys = self._changes, self._store.ready
-        if changes is None or keys is None or changes.given_up:
+        if changes is None or changes.given_up:
+            return
+        changes.is_over = changes.is_over or changes.watch.succeeded
+        if keys is None:
             return
         epochs = changes.epochs
         hang.look(keys, f"{epochs.life}/{epochs.epoch}/{changes.counters.commits}")

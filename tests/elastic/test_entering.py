@@ -55,6 +55,19 @@ def test_each_failure_bars_for_longer() -> None:
     assert bars.bar(anew) == BAR_SECONDS
 
 
+def test_one_that_failed_beside_another_enters_alone() -> None:
+    """Guests enter together or not at all, and nobody knows which of them was to blame."""
+    bars = Bars(lambda: 0.0)
+    blamed, innocent, new = (Process(name, "host", 1, rank=rank) for rank, name in enumerate("abc"))
+    for process in (blamed, blamed, innocent):
+        bars.bar(process)
+    assert bars.choose([blamed, innocent, new], 1, 8) == [new]
+    assert bars.choose([blamed, innocent], 1, 8) == [innocent]
+    assert bars.choose([blamed, innocent], 1, 0) == []
+    bars.forget(innocent)
+    assert bars.choose([blamed, innocent, new], 1, 8) == [innocent, new]
+
+
 def test_one_that_died_while_it_entered_waits() -> None:
     """Started anew it enters, but not at once; another one does not wait for that."""
     with trainees(2, pause=0.02, epochs=1000) as some:

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from lab.limits import limit
 from lab.trainees import Event, Trainees, trainees
 from ringcomm.elastic.process import Process
-from ringcomm.elastic.rendezvous import Rendezvous, answer
+from ringcomm.elastic.rendezvous import Record, Rendezvous, answer
 
 
 def await_raised(some: Trainees, number: int, kind: str) -> str:
@@ -92,6 +92,17 @@ def test_a_founder_waits_for_those_that_are_far_from_the_store() -> None:
         thread.join()
     assert record is not None
     assert {process.uuid for process in record.members} == {"near", "far"}
+
+
+def test_founders_that_died_before_they_met_are_succeeded_by_a_single_call() -> None:
+    """If all called at once, nobody would answer."""
+    store, dead = dist.HashStore(), Process("dead", "elsewhere", 1)
+    store.set("world", Record(members=(dead,)).to_text())
+    store.set("dead/dead", "1")
+    some = [Rendezvous(store, Process(name, name, 1), start=2) for name in "ab"]
+    for rendezvous in some:
+        rendezvous.known = rendezvous.record()
+    assert [rendezvous._may_found() for rendezvous in some] == [True, False]
 
 
 def test_too_few() -> None:

@@ -8,10 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch.distributed as dist
 
 from lab.limits import limit
 from lab.trainees import trainees
-from ringcomm.elastic.hang import FEWEST, USUAL_STEPS, Progress
+from ringcomm.elastic import hang
+from ringcomm.elastic.hang import FEWEST, USUAL_STEPS, Hang, Progress
 from ringcomm.tools.world.state import worlds_in
 
 
@@ -59,6 +61,26 @@ def test_what_is_too_long() -> None:
     never.begin()
     clock.now += 10**6
     assert never.still_for() == 0
+
+
+def test_one_that_was_stopped_does_not_hang(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its threads did not run either: it has to be given time again once it wakes."""
+    clock, ended, keys = Clock(), list[float](), dist.HashStore()
+    monkeypatch.setattr(hang, "end_of_a_hang", ended.append)
+    monkeypatch.setattr(hang, "waits_in_an_operation", lambda: False)
+    keys.set("waits/here", "1")
+    progress = Progress(30.0, clock)
+    watches = Hang(progress, lambda: False, "me", clock)
+    steps(progress, clock, FEWEST, 0.1)
+    progress.begin()
+    watches.look(keys, "here")
+    clock.now += 1000.0
+    watches.look(keys, "here")
+    assert not ended
+    for _ in range(32):
+        clock.now += 1.0
+        watches.look(keys, "here")
+    assert ended[0] == 31.0
 
 
 def await_reason(folder: Path, pid: int | None, why: str) -> None:

@@ -12,7 +12,7 @@ import pytest
 from lab.limits import limit
 from lab.trainee import Log, Plan, run
 from lab.trainees import trainees
-from ringcomm.elastic.lease import Lapse
+from ringcomm.elastic.lease import Lapse, were_given_up
 from ringcomm.elastic.process import Process
 
 
@@ -41,6 +41,16 @@ def test_a_count_that_stands_still_lapses() -> None:
     assert keys.check(["dead/a", "dead/b"])
     now[0] += 10**6
     assert not never.look(keys, 3, members)
+
+
+def test_those_that_were_given_up_are_told_apart() -> None:
+    """By their own names: a store may know of a later world that never was in this one's place."""
+    keys, members = Keys(), (Process("a", "there", 1), Process("b", "there", 2))
+    assert not were_given_up(keys, members)
+    keys.set("dead/c", "1")
+    assert not were_given_up(keys, members)
+    keys.set("dead/b", "1")
+    assert were_given_up(keys, members)
 
 
 def test_a_lost_world_is_founded_anew_from_elsewhere(tmp_path: Path) -> None:
