@@ -16,7 +16,7 @@ WORKERS = $(if $(filter fast,$(RINGCOMM_TEST_LEVEL)),-n 4 --dist loadgroup --no-
 user := scripts/env.sh user
 dev := scripts/env.sh dev
 
-.PHONY: demo build wheel check test test-all test-sample soak lint lint-all format docs compat arm64 bench clean
+.PHONY: demo build wheel release check test test-all test-sample soak lint lint-all format docs compat arm64 bench clean
 
 demo: build
 	@$(user) torchrun --standalone --local-addr 127.0.0.1 --nproc-per-node $(RANKS) \
@@ -26,7 +26,10 @@ build:
 	@$(user) scripts/build.sh
 
 wheel:
-	@$(user) scripts/wheel.sh
+	@$(user) python scripts/wheels.py
+
+release:
+	@$(user) python scripts/release.py
 
 check: export RINGCOMM_TEST_LEVEL ?= fast
 check:

@@ -1,4 +1,4 @@
-"""What is in a shared library, as binutils see it."""
+"""The symbols of shared libraries, as binutils see them."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ def newest_versions(library: Path) -> dict[str, tuple[int, ...]]:
     ).stdout
     newest: dict[str, tuple[int, ...]] = {}
     for name, version in re.findall(r"\*UND\*.*\((GLIBC|GLIBCXX|CXXABI)_([\d.]+)\)", table):
-        found = tuple(map(int, version.split(".")))
-        newest[name] = max(newest.get(name, ()), found)
+        number = tuple(map(int, version.split(".")))
+        newest[name] = max(newest.get(name, ()), number)
     return newest
 
 

