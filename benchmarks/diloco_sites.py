@@ -2,7 +2,7 @@
 
     python benchmarks/diloco_sites.py
     python benchmarks/diloco_sites.py --wan 300,50 --rounds 5 --json d.json --layers 4
-    python benchmarks/diloco_sites.py --what computing --wan 100,100
+    python benchmarks/diloco_sites.py --what computing --wan 100,100 --torchft
     python benchmarks/diloco_sites.py --what losses --seeds 3
 
 Runs examples/diloco.py, and hands it the options that are not its own. Sites are network
@@ -51,6 +51,11 @@ OVERLAPPING = {
     ],
     "8 bits, every 6 s": ["--seconds", "6"],
 }
+TORCHFT = {  # by lab/torchft_sites.py; its codes of 8 bits need a GPU
+    "torchft on Gloo, 32 bits, awaited": [],
+    "torchft on Gloo, 32 bits, 20 steps later": ["--delay", "20"],
+}
+CLIENTS = ROOT / "build" / "clients" / "bin" / "python"
 LARGE = ["--width", "256", "--layers", "3", "--batch", "4"]  # 2.4 million parameters
 LARGE += ["--every", "50", "--rounds", "6", "--enough", "9"]
 # With few numbers, error feedback takes the place of the outer momentum (arXiv 2508.15706).
@@ -104,11 +109,19 @@ def outer_steps(options: argparse.Namespace, rest: list[str]) -> list[dict[str, 
 def computing(options: argparse.Namespace, rest: list[str]) -> list[dict[str, Any]]:
     """Measure how much of their time sites compute; print and return it."""
     rows, results = [], list[dict[str, Any]]()
+    ours = [sys.executable, str(ROOT / "examples" / "sites.py")]
+    ways = {way: [*ours, *LARGE, *words] for way, words in OVERLAPPING.items()}
+    if options.torchft:
+        theirs = [str(CLIENTS), "-m", "lab.torchft_sites"]
+        ways |= {way: [*theirs, *LARGE, *words] for way, words in TORCHFT.items()}
     with Hosts(2, far=options.wan) as hosts:
-        for way, words in OVERLAPPING.items():
+        for way, words in ways.items():
+            if options.only not in way:
+                continue
             report.progress(f"{way} ")
-            command = [sys.executable, str(ROOT / "examples" / "sites.py"), *LARGE, *words, *rest]
-            ranks = hosts.run_ranks(command, 1, env=NO_NAMES, timeout=options.deadline)
+            command = [*words, *rest]
+            env = {**NO_NAMES, "PYTHONPATH": f"{ROOT}:{ROOT / 'examples'}"}
+            ranks = hosts.run_ranks(command, 1, env=env, timeout=options.deadline)
             lines = [LINE.search(rank.output) for rank in ranks]
             if not all(lines) or any(rank.returncode for rank in ranks):
                 sys.exit("\n".join(rank.output for rank in ranks))
@@ -170,6 +183,8 @@ def main() -> None:
     parser.add_argument("--wan", type=Wan.of, default="100,25", metavar="MBIT,MS[,PERCENT]")
     parser.add_argument("--rounds", type=report.positive, default=3)
     parser.add_argument("--seeds", type=report.positive, default=3)
+    parser.add_argument("--torchft", action="store_true", help="its DiLoCo, too")
+    parser.add_argument("--only", default="", metavar="TEXT", help="ways whose names have it")
     options, rest = parser.parse_known_args()
     if (reason := missing()) and options.what != "losses":
         sys.exit(reason)

@@ -13,6 +13,7 @@ from lab.hosts import Hosts
 from lab.limits import limit
 from lab.trainee import Plan, Program
 from lab.trainees import Event, Trainees
+from lab.wan import Wan
 
 PORT = 29499
 SILENCE = 3  # seconds: of the engine, and of the world
@@ -83,10 +84,15 @@ class Site:
 
 @contextmanager
 def site(
-    count: int, folder: Path, store_on: int, program: Program | None = None, **plan: Any
+    count: int,
+    folder: Path,
+    store_on: int,
+    program: Program | None = None,
+    far: Wan | None = None,
+    **plan: Any,
 ) -> Iterator[Site]:
     """So many hosts; `plan` is that of their trainees, where it is not the usual one."""
-    with Hosts(count) as hosts:
+    with Hosts(count, far=far) as hosts:
         made = Site(hosts, folder, store_on, program, **plan)
         try:
             yield made

@@ -45,6 +45,7 @@ class Settings:
     patience: float  # with the network, and with members that are too few
     options: Options  # for the groups
     witness: bool = True
+    guests: float = GUESTS_SECONDS  # for a group with guests
 
 
 @dataclass(frozen=True)
@@ -111,7 +112,7 @@ class Epochs:
         self.epoch, self.members = admission.epoch, admission.members
         self.guests = admission.guests
         self.made = Decision(admission.ranks, admission.step, admission.extra)
-        self._make(GUESTS_SECONDS)
+        self._make(self.settings.guests)
         self.agreement = Agreement(
             f"{self.run}/{self.life}", self.backend(), self.epoch, len(self.guests), self.made
         )
@@ -125,7 +126,7 @@ class Epochs:
 
     def make(self) -> None:
         """Make the group of the present epoch. Raises RuntimeError if a member of it is gone."""
-        self._make(GUESTS_SECONDS if self.guests else self.settings.patience)
+        self._make(self.settings.guests if self.guests else self.settings.patience)
         self.agreement.adopt(self.backend())
         self._check_guests()
 

@@ -17,7 +17,7 @@ import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any, NamedTuple
 
@@ -31,6 +31,8 @@ from ringcomm.elastic.outer_codec import Codec, codec_for
 from ringcomm.elastic.outer_site import Site
 from ringcomm.elastic.state import Tracked
 
+# For a group with guests, which ask a store far away many things. Inner steps go on meanwhile.
+GUESTS_SECONDS = 60.0
 Pair = tuple[Any, Any]  # a parameter of the model, and that of the outer copy
 
 
@@ -404,12 +406,16 @@ def start(
     world: Any, model: nn.Module, optimizers: tuple[Any, Any], terms: Terms, state: dict[str, Any]
 ) -> Outer:
     """Do what `World.outer` describes, with the inner and the outer optimizer."""
-    timeout = world._entrance.settings.timeout
+    settings = world._entrance.settings
+    timeout, settings = settings.timeout, replace(settings, guests=GUESTS_SECONDS)
     if terms.seconds >= timeout:
         raise ValueError(
             f"every={terms.every}: operations between ranks time out after {timeout:.0f} s: give "
             "elastic.join() options with a longer timeout"
         )
+    world._entrance.settings = settings
+    if world._changes is not None:
+        world._changes.epochs.settings = settings
     outer = Outer(world, model, optimizers, terms)
     follower = Follower(outer, terms.shared())
     world.on_change(outer._follow_change)

@@ -9,18 +9,22 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
+from conftest import forms
 from torch import nn
 
-from lab.limits import limit
+from lab.limits import claim, limit
 from lab.namespaces import missing
 from lab.site import Site, site
 from lab.trainee import CLASSES, FEATURES, Log, Plan, digest, enter
+from lab.wan import Wan
 
 pytestmark = [
     pytest.mark.skipif(missing() is not None, reason=str(missing())),
     pytest.mark.xdist_group("hosts"),
     pytest.mark.timeout(400),
 ]
+
+FAR = Wan(rate=100, delay=100)
 
 
 def train(plan: Plan, log: Log) -> None:
@@ -32,7 +36,7 @@ def train(plan: Plan, log: Log) -> None:
     every = timedelta(seconds=0.4)
     outer = world.outer(net, inner, outer_opt, every=every, bits=4, fragments=2)
     log("tracked", rounds=outer.rounds)
-    draw = torch.Generator().manual_seed(plan.number)
+    draw, began, first = torch.Generator().manual_seed(plan.number), time.monotonic(), outer.waited
     while True:
         before = outer.rounds
         time.sleep(0.005)
@@ -42,7 +46,8 @@ def train(plan: Plan, log: Log) -> None:
         inner.step()
         if outer.rounds > before:
             state = digest(outer.model.parameters())
-            log("step", step=outer.rounds, size=world.size, digest=state)
+            times = {"waited": outer.waited - first, "seconds": time.monotonic() - began}
+            log("step", step=outer.rounds, size=world.size, digest=state, **times)
 
 
 def await_rounds(place: Site, numbers: list[int], more: int = 3) -> None:
@@ -54,22 +59,29 @@ def await_rounds(place: Site, numbers: list[int], more: int = 3) -> None:
         time.sleep(0.02)
 
 
-def test_no_round_is_lost(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("count", "far"), forms([(3, None), (2, FAR), (3, FAR)], (3, None)))
+def test_no_round_is_lost(tmp_path: Path, count: int, far: Wan | None) -> None:
     """Sites are cut off for a moment, refuse for a moment, die, and come back."""
-    with site(3, tmp_path, 0, train, pause=0.0) as place:
-        first, second, third = numbers = place.start(0, 1, 2)
+    with site(count, tmp_path, 0, train, far, pause=0.0) as place:
+        numbers = place.start(*range(count))
+        second = numbers[1]
         place.hosts.cut(1)
         time.sleep(1.0)
         place.hosts.heal(1)
         await_rounds(place, numbers)
-        place.hosts.reject(2, 0.3)
+        place.hosts.reject(count - 1, 0.3)
         await_rounds(place, numbers)
-        assert not [e for n in numbers for e in place.trainees.events(n, "step") if e["size"] != 3]
+        events = [e for n in numbers for e in place.trainees.events(n, "step")]
+        assert {event["size"] for event in events} == {count}
         place.trainees.kill(second)
-        place.await_size([first, third], 2, 20)
-        (again,) = place.trainees.start(1, namespace=place.hosts.namespaces[1], start=3)
-        place.await_size([first, third, again], 3, 60)
+        left = [number for number in numbers if number != second]
+        place.await_size(left, count - 1, 20)
+        (again,) = place.trainees.start(1, namespace=place.hosts.namespaces[1], start=count)
+        place.await_size([*left, again], count, 60)
         place.trainees.check_equal()
-        for number in (first, third):
-            rounds = [event["step"] for event in place.trainees.events(number, "step")]
-            assert rounds == list(range(1, len(rounds) + 1))
+        for number in left:
+            events = place.trainees.events(number, "step")
+            assert [event["step"] for event in events] == list(range(1, len(events) + 1))
+            last = events[-1]
+            assert far is None or last["waited"] / last["seconds"] < claim(0.05), last
+            print(f"site {number}: {last['waited']:.2f} s of {last['seconds']:.1f} s waited")
