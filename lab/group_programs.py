@@ -9,10 +9,12 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
 from lab.data_programs import await_guest
-from lab.trainee import Log, Plan, enter
+from lab.trainee import Log, Plan, digest, enter
 from ringcomm import elastic
+from ringcomm.compression import hooks
 
 MADE = {"pair": [0, 1], "back": [3, 2, 0], "all": [0, 1, 2, 3], "far": [2, 3], "late": [1, 2, 3]}
 AFTER = "late"  # is made after `track`
@@ -99,3 +101,27 @@ def hold(
             await_guest(world)
         holder.step(where if world.step_number == at else "")
     log("end", step=world.step_number, size=world.size)
+
+
+def compress(plan: Plan, log: Log) -> None:
+    """Train with compressed gradients, which go through groups of the hook's own. Number 0 dies.
+
+    It does so in the backward pass of step 4, while the others wait for it in such a group.
+    """
+    world = enter(plan, log)
+    net = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 1))
+    model = DistributedDataParallel(net, init_sync=False)
+    model.register_comm_hook(hooks.CompressionState(flat=True), hooks.compress)
+    opt = torch.optim.SGD(net.parameters(), lr=0.01)
+    world.track(model=model, opt=opt)
+    while world.step_number < 6:
+        with world.step() as step:
+            opt.zero_grad()
+            output = model(torch.ones(2, 8))
+            if (plan.number, world.step_number) == (0, 3):
+                output.register_hook(lambda gradient: os.kill(os.getpid(), signal.SIGKILL))
+            output.square().mean().backward()
+            opt.step()
+        if step.counted:
+            log("step", step=world.step_number, digest=digest(net.parameters()))
+    log("end", size=world.size)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-from lab.group_programs import MADE, hold
+from lab.group_programs import MADE, compress, hold
 from lab.ports import free_port
 from lab.ranks import HOST
 from lab.trainees import Trainees, trainees
@@ -64,3 +64,11 @@ def test_one_that_joins_is_in_no_group_and_makes_others() -> None:
                 newest = {"newest": float(sum(m + 1 for m in [*members, *came]))}
                 assert event["sums"] == sums(members, number) | newest
                 assert event["ranks"] == ranks(members, number)
+
+
+def test_a_death_in_a_hook_that_has_groups_takes_the_store_along() -> None:
+    with trainees(3, compress, store=f"{HOST}:{free_port()}") as some:
+        ends = some.await_ends([1, 2])
+        assert [end["size"] for end in ends] == [2, 2]
+        assert [event["step"] for event in some.events(2, "step")] == list(range(1, 7))
+        some.check_equal()
