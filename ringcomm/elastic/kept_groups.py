@@ -114,10 +114,7 @@ class KeptGroups:
         told = [json.loads(words) for words in tell(json.dumps(mine))]
         meeting = Meeting([rank["handle"] for rank in told], check, seconds)
         ranks = {process.uuid: rank for rank, process in enumerate(members)}
-        for (
-            kept,
-            group,
-        ) in out:  # in the same order on all ranks, so that no two wait for each other
+        for kept, group in out:  # in one order on all ranks: no two wait for each other
             assert kept.row is not None
             there = [ranks[uuid] for uuid in kept.uuids if uuid in ranks]
             there = [rank for rank in there if kept.key in told[rank]["keys"]]

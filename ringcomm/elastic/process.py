@@ -27,6 +27,7 @@ class Process:
     unit: str = ""  # the name of its unit, if the world has units: see units.py
     place: int = -1  # in a unit; -1: it has none yet
     ready: bool = True  # to be a guest: its program has called track
+    trip: float = 0.0  # seconds that the store took to answer it
 
     @classmethod
     def this(cls, card: str) -> Process:

@@ -8,6 +8,7 @@ slow. Rank 0 looks at the counts, and gives the guests up if one is silent, or m
 from __future__ import annotations
 
 import contextlib
+import math
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -22,7 +23,8 @@ if TYPE_CHECKING:
 
 BEAT_SECONDS = 0.05  # between two signs of life, and between two looks
 MISSED = 6  # looks in a row without a sign: not seconds, for a busy machine delays both sides
-MOST_DOUBLINGS = 6  # of that, for a process that was given up before
+TRIPS = 8  # round trips to the store that a guest needs before its first sign, and more
+MOST_DOUBLINGS = 6  # of all that, for a process that was given up before
 STEP = 1 << 32  # a piece of the state, in a count whose lower half has the signs of life
 # How long a guest may live without progress: seconds, and bytes of the state a second, to load it.
 STILL_SECONDS, STILL_RATE = 10.0, 20e6
@@ -61,9 +63,15 @@ class Pulse:
 class Signs:
     """The signs of one guest as they are seen, look by look."""
 
-    def __init__(self, failures: int, clock: Callable[[], float] = time.monotonic) -> None:
-        """`failures`: how often it was given up before; it lived, so it is given more time."""
-        self._most = MISSED << min(failures, MOST_DOUBLINGS)
+    def __init__(
+        self, failures: int, trip: float = 0.0, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        """`trip`: seconds of its round trips to the store.
+
+        `failures`: how often it was given up before; it lived, so it is given more time.
+        """
+        most = MISSED + math.ceil(TRIPS * trip / BEAT_SECONDS)
+        self._most = most << min(failures, MOST_DOUBLINGS)
         self._clock = clock
         self._count, self._missed, self._since = 0, 0, clock()
 
@@ -86,7 +94,7 @@ class Pulses:
     def __init__(self, keys: Any, epoch: str, guests: Sequence[tuple[Process, int]]) -> None:
         """`guests` come with their failures so far; `epoch` is a name that no other epoch has."""
         self._keys, self._epoch = keys, epoch
-        self._guests = [(guest, Signs(failures)) for guest, failures in guests]
+        self._guests = [(guest, Signs(failures, guest.trip)) for guest, failures in guests]
         self.state_bytes = 0  # of the state that they load
 
     def fault(self) -> str:

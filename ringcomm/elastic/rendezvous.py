@@ -142,7 +142,9 @@ class Rendezvous:
 
         Raises TimeoutError.
         """
-        self.me = replace(self.me, ready=True)
+        began = time.monotonic()
+        self.store.check(["world"])
+        self.me = replace(self.me, ready=True, trip=time.monotonic() - began)
         return self._ask(timeout, "welcome", Admission.from_text)
 
     def ask_for_place(self, timeout: float) -> Record | None:

@@ -20,6 +20,7 @@ from lab.trainees import Trainees, trainees
 from ringcomm.elastic import pulse, transfer, watch
 from ringcomm.elastic.process import Process
 from ringcomm.elastic.pulse import (
+    BEAT_SECONDS,
     MISSED,
     STEP,
     STILL_RATE,
@@ -180,13 +181,15 @@ def test_one_that_was_given_up_wrongly_gets_more_time() -> None:
 
 def test_signs_of_life_and_progress() -> None:
     now = [0.0]
-    signs = Signs(0, lambda: now[0])
+    signs = Signs(0, clock=lambda: now[0])
     assert [signs.fault(count, 0) for count in (1, 1, 1, 2)] == [""] * 4
     silent = [signs.fault(2, 0) for _ in range(MISSED)]
     assert silent == [""] * (MISSED - 1) + ["gives no sign of life"]
-    patient = Signs(2, lambda: now[0])
+    patient = Signs(2, clock=lambda: now[0])
     assert sum(not patient.fault(0, 0) for _ in range(100)) == 4 * MISSED - 1
-    living = Signs(0, lambda: now[0])
+    far = Signs(0, trip=0.2, clock=lambda: now[0])
+    assert sum(not far.fault(0, 0) for _ in range(100)) * BEAT_SECONDS > 8 * 0.2
+    living = Signs(0, clock=lambda: now[0])
     for count in range(1, 100):
         now[0] += 1
         assert living.fault(count + count // 9 * STEP, 0) == ""
