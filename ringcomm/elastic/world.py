@@ -167,6 +167,7 @@ class World:
 
     def _begin(self, entered: Entered) -> None:
         me = entered.epochs.me
+        self._progress.move()  # a spare has waited within its step, and did not hang
         hang = Hang(self._progress, lambda: bool(self._changes and self._changes.meets), me.uuid)
         watch = Watch(
             self._store,
