@@ -338,8 +338,6 @@ class Variables:
     """A sanitizer: `address`, `thread` or `undefined`."""
     werror = Setting[str](BUILD)
     """`1` turns compiler warnings into errors."""
-    wheel = Setting[str](BUILD)
-    """`1` builds for machines that may have other libraries."""
     test_level = Setting[str](BUILD)
     """Which tests run: `fast`, `sample`, `all` or `soak`."""
     sample_seconds = Setting[str](BUILD)

@@ -51,10 +51,11 @@ extern "C" __attribute__((visibility("hidden"))) int pthread_cond_clockwait(
 
 // GCC 12 has given it a new version, for a `noexcept` alone. The linker sends all calls of it here.
 extern "C" void old_wait(std::condition_variable*, std::unique_lock<std::mutex>*);
-#define WAIT "_ZNSt18condition_variable4waitERSt11unique_lockISt5mutexE"
-__asm__(".symver old_wait," WAIT "@GLIBCXX_3.4.11");
-extern "C" __attribute__((visibility("hidden"))) void wait_as_before(
-    std::condition_variable* condition, std::unique_lock<std::mutex>* lock) __asm__("__wrap_" WAIT);
+__asm__(
+    ".symver old_wait,_ZNSt18condition_variable4waitERSt11unique_lockISt5mutexE@GLIBCXX_3.4.11");
+extern "C" __attribute__((visibility("hidden"))) void
+wait_as_before(std::condition_variable* condition, std::unique_lock<std::mutex>* lock) __asm__(
+    "__wrap__ZNSt18condition_variable4waitERSt11unique_lockISt5mutexE");
 void wait_as_before(std::condition_variable* condition, std::unique_lock<std::mutex>* lock) {
   old_wait(condition, lock);
 }

@@ -1,3 +1,5 @@
+#include "torch/park.h"
+
 #include <sys/syscall.h>
 #include <ucontext.h>
 #include <unistd.h>
@@ -8,8 +10,6 @@
 #include <cstdint>
 #include <cstring>
 #include <thread>
-
-#include "torch/park.h"
 
 namespace ringcomm {
 namespace {

@@ -13,8 +13,8 @@ constexpr int kShrinkAbort = 1;
 // `meeting`: words that all ranks that meet have, and no others. `aborts`: as many have been.
 std::shared_ptr<Communicator> Backend::gather(CommunicatorOptions wanted,
                                               const std::vector<Way>& ways,
-                                              const std::vector<std::string>& meeting,
-                                              int aborts, const Check& check) const {
+                                              const std::vector<std::string>& meeting, int aborts,
+                                              const Check& check) const {
   wanted.interrupt_meeting = [this, aborts, check] {
     run_signal_handlers();
     if (aborts_ != aborts) throw PeerError(rank(), "abort() was called");
@@ -63,8 +63,7 @@ std::vector<Way> Backend::ways_to(const std::vector<std::string>& handles, Rank 
 }
 
 void Backend::reconfigure_to(int64_t uuid, const std::vector<std::string>& handles,
-                             std::optional<std::chrono::milliseconds> timeout,
-                             const Check& check) {
+                             std::optional<std::chrono::milliseconds> timeout, const Check& check) {
   const Lock lock(reconfigure_mutex_);
   const int aborts = aborts_;
   const auto last = group();

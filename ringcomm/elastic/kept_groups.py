@@ -143,5 +143,5 @@ def _number(*words: str) -> int:
 
 def _is_ours(group: Any) -> bool:
     """Tell whether ringcomm alone serves a group, so that it can be given other ranks in place."""
-    backends = [group._get_backend(device) for device in group._device_types]
+    backends = [backend_of(group, device) for device in group._device_types]
     return all(backend is backends[0] and hasattr(backend, "_reconfigure") for backend in backends)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import json
 import os
 import random
 import shutil
@@ -165,6 +166,8 @@ def test_the_example(tmp_path: Path) -> None:
             assert time.monotonic() < deadline, said.read_text()
             time.sleep(0.1)
         processes[1].kill()
+        killed = {"at": time.monotonic(), "what": "kill", "pid": processes[1].pid}
+        (tmp_path / "killed.jsonl").write_text(json.dumps(killed) + "\n")
         processes.append(start())
         codes = [process.wait(limit(120)) for process in processes]
     finally:
