@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -82,7 +83,7 @@ def note_meetings(log: Log) -> None:
 
 def arrange(where: str, once: Once, optimizer: Halves, log: Log) -> None:
     """Have the error raised there; `step` in `train` raises it elsewhere."""
-    if where in ("optimizer", "hidden", "several"):
+    if where in ("optimizer", "hidden", "several", "second"):
         optimizer.between = once
     elif where == "interrupt":
         optimizer.between = lambda: once(KeyboardInterrupt)
@@ -102,7 +103,7 @@ def train(plan: Plan, log: Log, *, where: str) -> None:
     torch.manual_seed(3)
     net = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 4))
     model = DistributedDataParallel(net, init_sync=False)
-    parts = [net[0], net[2]] if where == "several" else [net]
+    parts = [net[0], net[2]] if where in ("several", "second") else [net]
     optimizers = [Halves(part.parameters(), lr=0.1) for part in parts]
     scheduler = torch.optim.lr_scheduler.StepLR(optimizers[0], 3)
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0)
@@ -124,6 +125,7 @@ def train(plan: Plan, log: Log, *, where: str) -> None:
                 (scaler.scale(loss) if where == "scaler" else loss).backward()
             with hidden(where in ("hidden", "several")):
                 for optimizer in optimizers:
+                    dist.all_reduce(torch.ones(1)) if where == "several" else None
                     scaler.step(optimizer) if where == "scaler" else optimizer.step()
             if where == "scaler":
                 once()

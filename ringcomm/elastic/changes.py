@@ -93,6 +93,8 @@ class Counters:
         self.steps = 0
         self.seed = 0
         self.world = 0  # its name, in files: no other world has that number
+        self.act = 0  # of the last step
+        self.talks = False  # a step had operations between its optimizers, or a closure
 
     def state_dict(self) -> dict[str, int]:
         return dict(vars(self))
@@ -125,6 +127,7 @@ class Changes:
     flags: int = 0  # for the next ballot
     dealt: bool = False  # the step under way takes batches of the sampler
     voted: bool = False
+    redoes: bool = False  # the last step did not count
     planned: int = 0  # the changes that votes have asked for, as flags of ballots
     all_leave: bool = False  # by the last vote
     fruitless_failures: int = 0  # failures in a row that changed nothing
@@ -145,6 +148,14 @@ class Changes:
     used: list[int] | None = None  # the batches of the last step, for the journal
 
     # ---- commits
+
+    def votes_first(self) -> bool:
+        """Tell whether a step of several optimizers is voted on before the first one begins.
+
+        Not when it is computed again: if ranks differ in this, and operations come in between, they
+        do not meet in the vote.
+        """
+        return bool(self.counters.act) and not self.counters.talks and not self.redoes
 
     def write_step(self) -> None:
         """Write down the step that was applied just now."""

@@ -288,6 +288,10 @@ class Epochs:
                     results.append(function())
         return results
 
+    def issued(self) -> list[int]:
+        """Return how many collectives this rank has called so far, by group."""
+        return self._for_all_groups("_get_sequence_number_for_group")
+
     def has_timed_out(self) -> bool:
         """Tell whether an operation of any group has waited for a rank for too long."""
         return any(str(error).endswith(".TIMEOUT") for error in self._for_all_groups("get_error"))

@@ -186,8 +186,13 @@ class Tracked:
         for kept in self._undo.values():
             kept.put_back()
 
-    def forget_undo(self) -> None:
-        """Stay where the steps since `keep_for_undo` led; its memory serves the next one."""
+    def forget_undo(self, *, free: bool = False) -> None:
+        """Stay where the steps since `keep_for_undo` led.
+
+        Its memory serves the next one, unless it is to be `free`.
+        """
+        if free:
+            self._undo.clear()
         for kept in self._undo.values():
             kept.active = False
 

@@ -8,6 +8,7 @@ each stripe travels behind it.
 from __future__ import annotations
 
 import ctypes
+import functools
 import io
 import pickle
 import re
@@ -97,16 +98,22 @@ def is_dense(tensor: Any) -> bool:
 
 def memory_of(tensor: Any) -> Any:
     """Return a tensor's elements as they lie, as uint8[n]; a copy if they have gaps."""
-    if tensor.is_contiguous():  # as nearly all: it is quicker
-        return tensor.detach().view(-1).view(torch.uint8)
-    dense = tensor.detach() if is_dense(tensor) else tensor.detach().contiguous()
+    bare = tensor.detach() if tensor.requires_grad else tensor
+    if bare.is_contiguous():  # as nearly all: it is quicker
+        return bare.view(-1).view(torch.uint8)
+    dense = bare if is_dense(bare) else bare.contiguous()
     return torch.as_strided(dense, (dense.numel(),), (1,)).view(torch.uint8)
 
 
 def leaf_of(tensor: Any, own: bool) -> Leaf:
     dense = tensor if is_dense(tensor) else tensor.contiguous()
-    dtype = str(tensor.dtype).removeprefix("torch.")
-    return Leaf(dtype, list(dense.shape), list(dense.stride()), tensor.device.type, own)
+    device = "cpu" if tensor.is_cpu else tensor.device.type
+    return Leaf(_name_of(tensor.dtype), list(dense.shape), list(dense.stride()), device, own)
+
+
+@functools.cache
+def _name_of(dtype: Any) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def empty_for(leaf: Leaf) -> Any:

@@ -54,6 +54,7 @@ T = TypeVar("T")
 MOST_RANKS = 200  # in a group
 # Why a compiled optimizer's step is left for a moment: torch says so where it must not be.
 HOOK = "ranks vote here in an elastic world: compile the optimizer's step without fullgraph=True"
+LAST_ACT = (1 << 32) - 1  # what a ballot holds of the step before: 31 optimizers
 
 
 class World:
@@ -430,12 +431,12 @@ class World:
             if step.counted:
                 …  # it was applied, by all members
 
-        The first `step()` of the tracked optimizer inside waits until all ranks have their
-        gradients. Several optimizers make their steps at once, and take them back if the step does
-        not count. If a rank is lost before that, the block ends, and the loop gets the same batch
-        once more. Errors other than the group's are raised as they are. After the vote all others
-        apply the step, so a rank that raises one then has left the world: later calls raise
-        Evicted.
+        The first `step()` of a tracked optimizer inside waits until all ranks have their gradients.
+        With operations between several optimizers, and with a closure, they make their steps at
+        once, and take them back if the step does not count. If a rank is lost before that, the
+        block ends, and the loop gets the same batch once more. Errors other than the group's are
+        raised as they are. After the vote all others apply the step, so a rank that raises one then
+        has left the world: later calls raise Evicted.
 
         Operations between ranks belong before `opt.step()`, or into `attempt`. A learning rate may
         change after it. Parameters change by optimizers only, unless none is tracked.
@@ -687,10 +688,13 @@ class World:
 
 
 class Step(AbstractContextManager["Step"]):
-    """A step under way: voted on when its only optimizer is about to apply it, else at its end.
+    """A step under way: voted on when its first optimizer is about to apply it, or at its end.
 
-    Several optimizers, and those that call a closure, apply theirs before the vote. Then it is
-    taken back if the step does not count.
+    At its end if a step before had operations between its optimizers, as those of a GAN, or called
+    a closure, and in the first step of several optimizers. Then each keeps a copy of what it
+    changes, and it is taken back if the step does not count. Where such operations come for the
+    first time after the vote, there is another vote before the next optimizer. If a rank is lost
+    until then, the step counts without that optimizer, on all ranks alike.
 
     Once a step counts, every other rank applies it. So a rank that cannot finish it leaves the
     world, no matter what it raises: its state may differ from that of the others.
@@ -700,6 +704,10 @@ class Step(AbstractContextManager["Step"]):
         self._world = world
         self._act = 1  # the lowest bit, and one for each optimizer that began its step
         self._done = 1  # the same, for those that have ended it
+        self._first = 0  # the bit of the first
+        self._kept = False  # what optimizers change can be taken back
+        self._talks = False  # operations came after the first one, or in it
+        self._issued: list[int] = []  # operations until the first, or until the last vote
         self._counts = False  # it was decided
         self._redo = False  # it was decided that it does not count
         self._leaves = False
@@ -738,15 +746,50 @@ class Step(AbstractContextManager["Step"]):
         self._act |= bit
         changes = self._world._at
         assert changes.tracked is not None
-        if closure or len(changes.tracked.optimizers) > 1:
+        several = len(changes.tracked.optimizers) > 1
+        if not self._first:
+            self._first, self._issued = bit, changes.epochs.issued() if several else []
+        self._talks |= closure
+        if self._counts:
+            self._go_on(changes, bit)
+        elif closure or self._kept or (several and not changes.votes_first()):
+            self._kept = True
             changes.tracked.keep_for_undo(optimizer)
+        else:
+            self._counts = self._vote(changes)
+            if not self._counts:
+                self._redo = True
+                raise Redo
+            self._issued = changes.epochs.issued() if several else []
+
+    def _vote(self, changes: Changes) -> bool:
+        """Vote: on the optimizer that is about to begin, and on all of the step before."""
+        self._world._progress.move()
+        act = 1 | self._first | (changes.counters.act & LAST_ACT) << 32
+        counts = changes.commit(act)
+        self._world._progress.move()
+        return counts
+
+    def _go_on(self, changes: Changes, bit: int) -> None:
+        """Prepare an optimizer after the vote. Unless operations came in between, all get here."""
+        if not self._has_talked(changes):
             return
-        self._world._progress.move()
-        self._counts = changes.commit(self._act)
-        self._world._progress.move()
-        if not self._counts:
-            self._redo = True
-            raise Redo
+        if self._vote(changes):
+            self._issued = changes.epochs.issued()
+            return
+        self._act &= ~bit
+        self._redo = True
+        say(
+            f"WARNING elastic: a rank was lost between the optimizers of step "
+            f"{changes.counters.steps + 1}: it counts with those before, on all ranks"
+        )
+        raise Redo
+
+    def _has_talked(self, changes: Changes) -> bool:
+        """Note, and tell, whether operations came since the first optimizer, or the last vote."""
+        talks = bool(self._issued) and changes.epochs.issued() != self._issued
+        self._talks |= talks
+        return talks
 
     def after(self, index: int) -> None:
         """Note that the tracked optimizer of that index has applied its gradients."""
@@ -787,9 +830,10 @@ class Step(AbstractContextManager["Step"]):
         try:
             if error is None and not ends:
                 self._check_done()
-                self._counts = self._counts or changes.commit(self._act)
+                self._has_talked(changes)
+                self._counts = self._counts or self._vote(changes)
             elif error is not None and not ends and changes.is_failure(error):
-                ends = True
+                ends = self._talks = True
                 if not changes.stale:  # else they have met in this step
                     changes.failed(error)
         finally:
@@ -810,7 +854,7 @@ class Step(AbstractContextManager["Step"]):
         What fails because the group has, after the optimizer, fails on the others, too.
         """
         whole = self._done == self._act
-        return whole and (error is None or changes.is_failure(error))
+        return whole and (error is None or isinstance(error, Redo) or changes.is_failure(error))
 
     def _check_done(self) -> None:
         if self._done != self._act:
@@ -830,7 +874,9 @@ class Step(AbstractContextManager["Step"]):
             return
         if self._counts:
             changes.counters.steps += 1
-            tracked.forget_undo()
+            changes.counters.act, changes.redoes = self._act, False
+            changes.counters.talks |= self._talks
+            tracked.forget_undo(free=changes.votes_first())
             tracked.averages.count()
             changes.write_step()
             return
@@ -841,5 +887,6 @@ class Step(AbstractContextManager["Step"]):
         except BaseException:
             changes.give_up("this rank could not undo a step that does not count")
             raise
+        changes.redoes = True
         changes.history.aborted += 1
         changes.journal("aborted")

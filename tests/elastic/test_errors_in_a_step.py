@@ -13,7 +13,17 @@ import pytest
 from lab.trainees import trainees
 from lab.training_errors import ENDS, RAISES, train
 
-LEAVES = ["optimizer", "interrupt", "pre hook", "post hook", "scheduler", "scaler", "after", "vote"]
+LEAVES = [
+    "optimizer",
+    "second",
+    "interrupt",
+    "pre hook",
+    "post hook",
+    "scheduler",
+    "scaler",
+    "after",
+    "vote",
+]
 
 
 @pytest.mark.parametrize("where", LEAVES)
@@ -42,7 +52,7 @@ def test_an_error_that_the_block_hides_is_no_step() -> None:
 
 
 def test_an_optimizer_that_raises_before_the_vote_is_undone() -> None:
-    """One of two optimizers raises: both are taken back on this rank, and nobody is lost."""
+    """One of two, with operations in between: both are taken back, and nobody is lost."""
     with trainees(3, partial(train, where="several")) as some:
         ends = some.await_ends([0, 1, 2])
         (caught,) = some.events(1, "caught")
