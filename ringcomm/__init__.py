@@ -52,7 +52,7 @@ _LATER = {
     "metrics": "ringcomm._flight.stats",
     "stats": "ringcomm._flight.stats",
 }
-# Former names, and where they are now; they go with version 0.3.
+# Names from before 1.0, and where they are now (docs/stability.md).
 _MOVED = {
     "AlgorithmError": "ringcomm.algorithms.AlgorithmError",
     "Drawing": "ringcomm.tools.plan.notebook.Drawing",

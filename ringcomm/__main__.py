@@ -47,7 +47,7 @@ COMMANDS: dict[str, Command | tuple[dict[str, Command], str]] = {
     "elastic": (ELASTIC, "serve the store of elastic trainings, watch or rehearse one"),
     "completion": ("ringcomm.tools.completion", "print the completion of a shell"),
 }
-# Former commands, which go with version 0.3.
+# Commands from before 1.0 (docs/stability.md).
 FORMER = {name: ["plan", name] for name in ("verify", "simulate", "draw", "search")}
 GONE = {
     "model": "`ringcomm plan simulate all_reduce --ranks 2..64 --size 1K,1M` simulates the plans "

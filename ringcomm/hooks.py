@@ -1,4 +1,4 @@
-"""The former name of `ringcomm.compression.hooks`; it goes with version 0.3."""
+"""The name of `ringcomm.compression.hooks` from before 1.0."""
 
 import warnings
 

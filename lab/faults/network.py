@@ -10,6 +10,7 @@ from lab.faults.job import LIMIT, Job, Span, quantile, speed, stalls
 from lab.faults.table import Fault, Form, Verdict
 from lab.faults.wire import WIRE
 from lab.hosts import Hosts
+from lab.limits import claim
 from lab.wan import round_trip
 
 HEADERS = 14 + 20 + 32  # bytes of Ethernet, IP and TCP with its timestamps, a packet
@@ -55,7 +56,7 @@ def resets(form: Form) -> Verdict:
     fast = speed(job.calls(rough), job.calls(quiet))
     late = quantile(stalls(job.calls(rough), job.calls(quiet)), 0.99)
     told = f"{killed} resets, all exact, {fast:.0%} of the speed, stalls {late * 1e3:.0f} ms (p99)"
-    least, most = (0.9, 0.1) if form.long else (0.5, 0.5)  # some seconds are only a look
+    least, most = (0.9, 0.1) if form.long else (0.5, claim(0.5))  # a short run tells less
     if round_trip():
         least, most = 0.5, most + 20 * round_trip()
     return job.verdict(told, fast >= least and late < most)
@@ -87,7 +88,7 @@ def flows(form: Form) -> Verdict:
         return job.verdict()
     longest = max(stalls(job.calls(rough), job.calls(quiet)), default=0.0)
     told = f"{done} times, all exact, longest stall {longest * 1e3:.0f} ms"
-    return job.verdict(told, done == times and longest < (0.3 if form.long else 0.6))
+    return job.verdict(told, done == times and longest < (0.3 if form.long else claim(0.6)))
 
 
 def black_hole(form: Form) -> Verdict:

@@ -47,7 +47,7 @@ class AlgorithmError(ValueError):
 
     @property
     def story(self) -> object:
-        """The former name of `counterexample`, which goes with version 0.3."""
+        """The name of `counterexample` from before 1.0."""
         return self.counterexample
 
 

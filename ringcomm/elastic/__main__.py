@@ -1,4 +1,4 @@
-"""`python -m ringcomm.elastic`, the former name of `ringcomm elastic`; it goes with version 0.3."""
+"""`python -m ringcomm.elastic`, the name of `ringcomm elastic` from before 1.0."""
 
 from __future__ import annotations
 

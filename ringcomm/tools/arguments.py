@@ -68,7 +68,7 @@ class Given(argparse.Action):
 
 
 def former(parser: argparse.ArgumentParser, now: argparse.Action, *names: str) -> None:
-    """Let these old names of an option work, until version 0.3, with a line on stderr."""
+    """Let names of an option from before 1.0 work, with a line on stderr."""
     parser.add_argument(*names, action=Former, dest=now.dest, now=now)
 
 
@@ -87,7 +87,7 @@ class Local(argparse.Action):
 
 
 def former_local(parser: argparse.ArgumentParser) -> None:
-    """Let --local work, as `options.local`, until version 0.3: the ranks on each host."""
+    """Let --local from before 1.0 work, as `options.local`: the ranks on each host."""
     parser.add_argument("--local", type=int, action=Local, help=argparse.SUPPRESS)
 
 

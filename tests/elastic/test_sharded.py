@@ -162,18 +162,21 @@ def test_the_example(tmp_path: Path) -> None:
     processes = [start() for _ in range(4)]
     try:
         deadline = time.monotonic() + limit(60)
-        while len([line for line in journal.read(tmp_path) if line["what"] == "step"]) < 40:
+        while (
+            len(steps := [line for line in journal.read(tmp_path) if line["what"] == "step"]) < 40
+        ):
             assert time.monotonic() < deadline, said.read_text()
             time.sleep(0.1)
-        processes[1].kill()
-        killed = {"at": time.monotonic(), "what": "kill", "pid": processes[1].pid}
+        pid = steps[-1]["pid"]
+        os.kill(pid, signal.SIGKILL)
+        killed = {"at": time.monotonic(), "what": "kill", "pid": pid}
         (tmp_path / "killed.jsonl").write_text(json.dumps(killed) + "\n")
         processes.append(start())
         codes = [process.wait(limit(120)) for process in processes]
     finally:
         for process in processes:
             process.kill()
-    assert codes == [0, -9, 0, 0, 0], said.read_text()
+    assert sorted(codes) == [-9, 0, 0, 0, 0], said.read_text()
     assert "ranks=4" in said.read_text()
     assert judge(journal.read(tmp_path)).broken == []
 

@@ -356,7 +356,7 @@ def test_the_command_tells_the_story() -> None:
 
 
 def test_former_names_work(capsys: pytest.CaptureFixture[str]) -> None:
-    """Until version 0.3: of the command, its options, and what an error has."""
+    """Names from before 1.0: of the command, its options, and what an error has."""
     words = [
         f"{EXAMPLES}/ring.py:ring",
         "--collective",

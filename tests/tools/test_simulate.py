@@ -346,7 +346,7 @@ def test_a_sweep_finds_where_algorithms_cross(
 
 
 def test_the_former_option_for_ranks_of_a_host(capsys: pytest.CaptureFixture[str]) -> None:
-    """Until version 0.3, with a line that says what it is now."""
+    """Names from before 1.0 work, with a line that says how to write it now."""
     assert main(["simulate", "all_reduce", "--ranks", "8", "--local", "2"]) == 0
     out, told = capsys.readouterr()
     assert "8 ranks on 4 hosts" in out
