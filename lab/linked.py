@@ -22,6 +22,17 @@ def newest_versions(library: Path) -> dict[str, tuple[int, ...]]:
     return newest
 
 
+def unversioned_functions(library: Path) -> set[str]:
+    """Return the C functions that a library needs of nobody knows which version of a library.
+
+    So Python's, and those of a libc that the linker has not seen.
+    """
+    table = subprocess.run(
+        ["nm", "-D", "--undefined-only", str(library)], capture_output=True, text=True, check=True
+    ).stdout
+    return set(re.findall(r"^ +U ((?!_Z)[^@\s]+)$", table, re.MULTILINE))
+
+
 def variables(library: Path) -> set[str]:
     """Return the variables of ringcomm that a library has one of itself."""
     table = subprocess.run(

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from ringcomm._runtime.memory import empty
     from ringcomm._runtime.options import Options
 
-__version__ = "0.1.0"
+__version__ = "1.0.0"
 __all__ = [
     "Options",
     "__version__",

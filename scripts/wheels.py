@@ -141,7 +141,8 @@ def pack(arch: str, python: str, built: Path) -> Path:
     )
     excluded = [word for name in TORCHES_OWN for word in ("--exclude", name)]
     told = run(
-        *("auditwheel", "repair", "--plat", f"manylinux_2_28_{arch}", "-w", ROOT / "dist"),
+        *("auditwheel", "repair", "--only-plat", "--plat", f"manylinux_2_28_{arch}"),
+        *("-w", ROOT / "dist"),
         *(*excluded, next(made.glob("*.whl"))),
     )
     wheel = Path(told.strip().rpartition(" ")[2])

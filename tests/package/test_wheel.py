@@ -16,7 +16,7 @@ from conftest import Run
 
 from lab import ROOT
 from lab.limits import limit
-from lab.linked import newest_versions
+from lab.linked import newest_versions, unversioned_functions
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
@@ -84,6 +84,8 @@ def test_it_runs_where_no_compiler_is(environment: Path, run: Run, tmp_path: Pat
         versions = newest_versions(library)
         assert versions["GLIBC"] <= (2, 28), (library, versions)
         assert versions.get("GLIBCXX", (0,)) <= (3, 4, 25), (library, versions)
+        functions = unversioned_functions(library)
+        assert not {name for name in functions if not name.startswith(("Py", "_Py", "THP"))}, library
 
 
 def test_it_leaves_nothing_behind(environment: Path, run: Run, tmp_path: Path) -> None:
