@@ -21,6 +21,7 @@ import torch
 import torch.distributed as dist
 
 from ringcomm.elastic import random_states, transfer
+from ringcomm.elastic.gathering import gather
 from ringcomm.elastic.newest import NONE
 from ringcomm.elastic.snapshot import host_memory
 from ringcomm.elastic.state import Tracked
@@ -115,18 +116,20 @@ class _Message:
     place: int  # of the shard that comes
     head: Any  # its checksum and its header, uint8[n]
     data: Any
-    works: list[Any]
+    works: list[Any]  # what receives, then what sends
     sent: list[Any]  # tensors that must live until the works have ended
     is_void: bool = False
 
     def end(self) -> None:
-        """Wait for its end. Raises what the group raises."""
-        for work in self.works:
+        """Wait for its end. Raises what the group raises; what has come by then stays."""
+        for work in self.works[:2]:
             work.wait()
         if self.into.own is not None and not self.is_void:
             head, step = bytes(self.head.numpy().tobytes()), self.into.own.step
             checksum = int.from_bytes(head[:CHECKSUM_BYTES], "little")
             self.into.held = Shard(self.place, step, head[CHECKSUM_BYTES:], self.data, checksum)
+        for work in self.works[2:]:
+            work.wait()
 
 
 class Copies:
@@ -186,7 +189,7 @@ class Copies:
     def _tell(self, mine: list[int]) -> list[list[int]]:
         assert self._groups is not None
         every = torch.empty(self._groups.size * len(mine), dtype=torch.int64)
-        dist.all_gather_into_tensor(every, torch.tensor(mine), group=self._groups.unit)
+        gather(every, torch.tensor(mine), self._groups.unit)
         rows: list[list[int]] = every.view(-1, len(mine)).tolist()
         return rows
 
@@ -258,14 +261,12 @@ class Copies:
         every = [shard for some in self._generations for shard in some.shards()]
         return [shard for shard in every if shard.place == place]
 
-    def go_back(self, step: int, own: Shard | None) -> None:
-        """Keep the shards of that step until the next copy is whole.
-
-        `own` is this rank's, if it has come just now.
-        """
-        self._generations.sort(key=lambda some: step in some.steps())
-        if own is not None:
-            self._generations[-1].own = own
+    def go_back(self, step: int, own: Shard) -> None:
+        """Keep the shards of that step until the next copy is whole. `own` is this rank's."""
+        self._generations.sort(key=lambda some: some.steps().count(step))
+        older, kept = self._generations
+        if step not in [shard.step for shard in (kept.own,) if shard is not None]:
+            kept.own, older.room = own, [None, None]  # it may lie there
         self.is_cut = True
 
     @property

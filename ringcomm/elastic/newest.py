@@ -12,6 +12,8 @@ from typing import NamedTuple, Protocol
 import torch
 import torch.distributed as dist
 
+from ringcomm.elastic.gathering import gather
+
 NONE = -1  # instead of a step
 
 
@@ -74,6 +76,6 @@ def _giver(step: int, told: Sequence[Sequence[int]], place: int, places: Sequenc
 def _tell(mine: list[int]) -> list[list[int]]:
     """Tell all ranks some numbers; returns each rank's."""
     every = torch.empty(dist.get_world_size() * len(mine), dtype=torch.int64)
-    dist.all_gather_into_tensor(every, torch.tensor(mine))
+    gather(every, torch.tensor(mine))
     rows: list[list[int]] = every.view(-1, len(mine)).tolist()
     return rows

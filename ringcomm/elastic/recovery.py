@@ -6,6 +6,7 @@ is a checkpoint. Only then can a process that came in the place of a dead one tr
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import torch.distributed as dist
@@ -45,17 +46,20 @@ def restore(changes: Changes, saving: Saving | None) -> int | None:
     if found.step == NONE:
         return NONE
     _hand_over(changes, found)
-    commits, before = changes.counters.commits, changes.counters.steps
+    counters, before = changes.counters, changes.counters.steps
+    commits = counters.commits
     shard = copies.shard(epochs.me.shard, found.step)
     if shard is not None:
         shard.load(tracked)
+        copies.go_back(found.step, shard)
     elif saving is not None and disk is not None:
         saving.take(disk)
-    changes.counters.commits, changes.redoes = commits, False
+    counters.load_state_dict(json.loads(tell(json.dumps(counters.state_dict()))[0]))
+    counters.commits, changes.redoes = commits, False
     tracked.forget_undo(free=True)
-    changes.deal()
-    copies.go_back(found.step, shard)
+    copies.is_cut = True  # so that the copy is whole when this has ended
     copies.make(found.step, tracked, units.holders(epochs.members_by_place))
+    changes.deal()  # after the copy, of which some rank may have the one before it: they are equal
     changes.history.steps_lost += max(0, before - found.step)
     changes.history.restored = tell(_sentence(changes, found, disk))[0]
     return found.step
@@ -90,7 +94,8 @@ def _hand_over(changes: Changes, found: Found) -> None:
             transfer.send(shard.packed(), dist.group.WORLD, [giver], [rank])
         elif epochs.rank == rank:
             packed = transfer.receive(room_for, dist.group.WORLD, [giver])
-            copies.go_back(found.step, shard_of(place, found.step, packed.header, packed.parts[0]))
+            own = shard_of(place, found.step, packed.header, packed.parts[0])
+            copies.go_back(found.step, own)
 
 
 def _sentence(changes: Changes, found: Found, disk: Disk | None) -> str:
