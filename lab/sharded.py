@@ -53,6 +53,7 @@ class Part:
     grows: int = 0  # then rank 0 waits for guests, if the world has not more than `below` ranks
     below: int = 0  # without: it has fewer than at its start
     validates: int = -1
+    waits: bool = False  # for each checkpoint to be on the disk, before the next step
     checkpoints: str = ""
     pause: float = 0.0
 
@@ -165,6 +166,8 @@ def train(world: elastic.World, log: Log, part: Part) -> None:
                     size=world.size,
                     samples=samples.tolist(),
                 )
+                if world._saving is not None and part.waits:
+                    world._saving.checkpoints.finish()
                 if world.step_number == part.validates:
                     log("validated", sum=world.attempt(lambda: validate(number, part)))
             time.sleep(part.pause)

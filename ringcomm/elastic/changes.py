@@ -418,6 +418,11 @@ class Changes:
         assert self.tracked is not None
         try:
             copies.make(self.counters.steps, self.tracked, holders(epochs.members_by_place))
+        except (TypeError, ValueError) as error:
+            epochs.keeps_copies = False
+            say(
+                f"elastic: the last unit has no copies any more, as its state can't be sent: {error}"
+            )
         except RuntimeError as error:
             self.failed(error)
 

@@ -14,7 +14,7 @@ import pytest
 
 from lab.course import Starters, starters
 from lab.limits import limit
-from lab.sharded import Part, train
+from lab.sharded import BATCH, Part, train
 from lab.trainees import Event
 
 STEPS, AT = 10, 5
@@ -155,15 +155,48 @@ def test_a_death_after_an_attempt_is_survived() -> None:
 
 
 def test_a_checkpoint_that_is_newer_than_the_copies(tmp_path: Path) -> None:
-    part = Part("shard", STEPS, 1, "backward", at=AT, checkpoints=str(tmp_path), pause=0.05)
+    part = Part("shard", STEPS, 1, "backward", at=AT, checkpoints=str(tmp_path), waits=True)
     with starters(2, partial(train, part=part), unit=2, settings=copies(STEPS)) as some:
         await_death(some, 1)
         (joiner,) = some.start()
         ends = some.await_ends([0, joiner])
         check_bits(some)
-        (tracked,) = some.events(joiner, "tracked")
-        assert tracked["step"] in (2, 4)  # the disk may be slow
+        assert told_by(some, joiner) == list(range(5, STEPS + 1))
     assert {end["restored"] for end in ends} == {
-        "Rank 1 died and its unit was the last one; training goes on from step "
-        f"{tracked['step']}, of which there is a checkpoint."
+        "Rank 1 died and its unit was the last one; training goes on from step 4, of which there "
+        "is a checkpoint."
     }
+
+
+@pytest.mark.parametrize(
+    ("unit", "die"), [(3, [2]), pytest.param(4, [1, 3], marks=pytest.mark.slow)]
+)
+def test_deaths_in_a_larger_unit(unit: int, die: list[int]) -> None:
+    """Each rank holds the copy of another one, so those of which no holder died come back."""
+    part = Part("shard", STEPS, pause=0.02)
+    with starters(unit, partial(train, part=part), unit=unit, settings=copies(1)) as some:
+        for number in range(unit):
+            some.await_events([number], "step", count=3)
+        for number in die:
+            some.kill(number)
+        joiners = some.start(len(die))
+        stay = [number for number in range(unit) if number not in die]
+        ends = some.await_ends([*stay, *joiners])
+        assert [end["what"] for end in ends] == ["end"] * unit, ends
+        for places in last(some).values():
+            assert sorted(places) == list(range(unit))
+        used = [s for places in last(some).values() for e in places.values() for s in e["samples"]]
+        assert len(set(used)) == len(used) == STEPS * unit * BATCH
+        assert max(end["steps_lost"] for end in ends) <= 2
+
+
+def test_a_shard_whose_holder_died_too_is_lost() -> None:
+    part = Part("shard", 1000, pause=0.02)
+    with starters(3, partial(train, part=part), unit=3, settings=copies(1)) as some:
+        for number in range(3):
+            some.await_events([number], "step", count=3)
+        for number in (1, 2):
+            some.kill(number)
+        some.processes[0].join(limit(60))
+        (end,) = some.events(0, "raised")
+    assert "no unit of 3 ranks is whole: the ranks that are left hold only shard 0" in end["text"]
