@@ -11,7 +11,7 @@ import os
 import random
 import signal
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -79,14 +79,14 @@ def die() -> None:
 
 def die_in_copy(step: int) -> None:
     """Have this rank die when it has sent the size of its shard of that step, and not the shard."""
-    exchange = Copies._exchange
+    exchange: Callable[..., Any] = Copies._exchange
 
     def dying(copies: Copies, generation: Any, *rest: Any) -> Any:
         if generation.own.step == step:
             die()
         return exchange(copies, generation, *rest)
 
-    Copies._exchange = dying  # type: ignore[method-assign]
+    Copies._exchange = dying  # type: ignore[method-assign, assignment]
 
 
 def model_of(world: elastic.World, kind: str) -> tuple[nn.Module, Dying]:

@@ -371,7 +371,7 @@ class Changes:
         finally:
             self.meets = False
         self._note(decided, entering, late)
-        self.copies.settle()
+        self.copies.try_finish()
         self._note_torn(before, decided)
         self.watch.waiting.expect(p for p in decided.lost if decided.fates.get(p.uuid) == BROKEN)
         self._bar([process for process in decided.lost if process.uuid in entering])
@@ -421,7 +421,8 @@ class Changes:
         except (TypeError, ValueError) as error:
             epochs.keeps_copies = False
             say(
-                f"elastic: the last unit has no copies any more, as its state can't be sent: {error}"
+                "elastic: no more copies are made of the last unit's shards, because the state "
+                f"can't be sent: {error}"
             )
         except RuntimeError as error:
             self.failed(error)

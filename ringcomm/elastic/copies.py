@@ -212,7 +212,7 @@ class Copies:
         if message is not None:
             message.end()
 
-    def settle(self) -> None:
+    def try_finish(self) -> None:
         """Keep the copy under way if all of it has come. The group has ended."""
         try:
             self.finish()
@@ -234,7 +234,7 @@ class Copies:
 
     def drop(self) -> None:
         """Keep no copies, and free their memory."""
-        self.settle()
+        self.try_finish()
         self._generations = [_Generation(), _Generation()]
         self.is_cut, self._cost, self._since = True, 0.0, -math.inf
 

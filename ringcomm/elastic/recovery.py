@@ -42,27 +42,27 @@ def restore(changes: Changes, saving: Saving | None) -> int | None:
     assert tracked is not None
     saving = _with_folder(changes, saving)
     disk = saving.disk() if saving is not None else None
-    found = search([copies, *([disk] if disk else [])], epochs.places, epochs.unit_size)
-    if found.step == NONE:
+    answer = search([copies, *([disk] if disk else [])], epochs.places, epochs.unit_size)
+    if answer.step == NONE:
         return NONE
-    _hand_over(changes, found)
+    _hand_over(changes, answer)
     counters, before = changes.counters, changes.counters.steps
     commits = counters.commits
-    shard = copies.shard(epochs.me.shard, found.step)
+    shard = copies.shard(epochs.me.shard, answer.step)
     if shard is not None:
         shard.load(tracked)
-        copies.go_back(found.step, shard)
+        copies.go_back(answer.step, shard)
     elif saving is not None and disk is not None:
         saving.take(disk)
     counters.load_state_dict(json.loads(tell(json.dumps(counters.state_dict()))[0]))
     counters.commits, changes.redoes = commits, False
     tracked.forget_undo(free=True)
     copies.is_cut = True  # so that the copy is whole when this has ended
-    copies.make(found.step, tracked, units.holders(epochs.members_by_place))
+    copies.make(answer.step, tracked, units.holders(epochs.members_by_place))
     changes.deal()  # after the copy, of which some rank may have the one before it: they are equal
-    changes.history.steps_lost += max(0, before - found.step)
-    changes.history.restored = tell(_sentence(changes, found, disk))[0]
-    return found.step
+    changes.history.steps_lost += max(0, before - answer.step)
+    changes.history.restored = tell(_sentence(changes, answer, disk))[0]
+    return answer.step
 
 
 def _with_folder(changes: Changes, saving: Saving | None) -> Saving | None:
@@ -81,37 +81,37 @@ def folder_of(place: int, size: int) -> str:
     return f"shard-{place}-of-{size}"
 
 
-def _hand_over(changes: Changes, found: Found) -> None:
+def _hand_over(changes: Changes, answer: Found) -> None:
     """Give each shard that lies in another rank's memory to the rank whose it is."""
     epochs, copies = changes.epochs, changes.copies
-    for place, giver in enumerate(found.givers):
+    for place, giver in enumerate(answer.givers):
         rank = epochs.places.index(place)
         if giver == rank:
             continue
         if epochs.rank == giver:
-            shard = copies.shard(place, found.step)
+            shard = copies.shard(place, answer.step)
             assert shard is not None
             transfer.send(shard.packed(), dist.group.WORLD, [giver], [rank])
         elif epochs.rank == rank:
             packed = transfer.receive(room_for, dist.group.WORLD, [giver])
-            own = shard_of(place, found.step, packed.header, packed.parts[0])
-            copies.go_back(found.step, own)
+            own = shard_of(place, answer.step, packed.header, packed.parts[0])
+            copies.go_back(answer.step, own)
 
 
-def _sentence(changes: Changes, found: Found, disk: Disk | None) -> str:
+def _sentence(changes: Changes, answer: Found, disk: Disk | None) -> str:
     """Say what has happened and where training goes on. It is rank 0's words that count."""
     members, torn = changes.epochs.members, changes.torn_from
     here = {process.uuid for process in members}
     gone = [rank for rank, process in enumerate(torn) if process.uuid not in here]
     left = all(changes.gone.get(torn[rank].uuid) == LEFT for rank in gone)
-    held = {giver for place, giver in enumerate(found.givers) if members[giver].shard != place}
+    held = {giver for place, giver in enumerate(answer.givers) if members[giver].shard != place}
     where = "of which there is a checkpoint"
-    if disk is None or disk.found is None:
+    if disk is None or disk.whole is None:
         where = f"which {_ranks(sorted(held))} held in memory" if held else "which they have"
     return (
         f"{_ranks(gone).capitalize()} {'left' if left else 'died'} and "
         f"{'its' if len(gone) == 1 else 'their'} unit was the last one; training goes on from step "
-        f"{found.step}, {where}."
+        f"{answer.step}, {where}."
     )
 
 

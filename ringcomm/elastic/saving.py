@@ -22,23 +22,23 @@ class Disk:
 
     def __init__(self, checkpoints: Checkpoints, place: int) -> None:
         self._checkpoints, self._place = checkpoints, place
-        self.found: Found | None = None  # the newest one that `check` has found whole
+        self.whole: Found | None = None  # the newest one that `check` has read
         self.damage: RuntimeError | None = None  # none is whole
 
     def latest(self, place: int, most: int | None) -> int:
         """Return the step of the newest checkpoint, whose files are read by `check` alone."""
         if place != self._place or self.damage is not None:
             return NONE
-        if self.found is not None and (most is None or self.found.step <= most):
-            return self.found.step
+        if self.whole is not None and (most is None or self.whole.step <= most):
+            return self.whole.step
         return self._checkpoints.latest_step(most)
 
     def check(self, place: int, step: int) -> None:
         """Read all bytes of the newest checkpoint up to `step`; else of the one before it."""
         try:
-            self.found = self._checkpoints.newest(step)
+            self.whole = self._checkpoints.newest(step)
         except RuntimeError as error:
-            self.found, self.damage = None, error
+            self.whole, self.damage = None, error
 
 
 class Saving:
@@ -56,14 +56,14 @@ class Saving:
         """
         epochs = self.changes.epochs
         disk, places = self.disk(), epochs.places
-        found = search([disk], places, epochs.unit_size)
-        if found.step == NONE and disk.damage is not None:
+        answer = search([disk], places, epochs.unit_size)
+        if answer.step == NONE and disk.damage is not None:
             raise disk.damage
-        if found.step == NONE:
-            _require_none(found.missing, epochs.unit_size)
+        if answer.step == NONE:
+            _require_none(answer.missing, epochs.unit_size)
             giver = places.index(epochs.me.shard)
         else:
-            giver = found.givers[epochs.me.shard]
+            giver = answer.givers[epochs.me.shard]
             if epochs.rank == giver:
                 self.take(disk)
         self.changes.share_state(giver)
@@ -73,8 +73,8 @@ class Saving:
         return Disk(self.checkpoints, self.changes.epochs.me.shard)
 
     def take(self, disk: Disk) -> None:
-        """Load the checkpoint that `Disk.check` has found."""
-        newest = disk.found
+        """Load the checkpoint that `Disk.check` has read."""
+        newest = disk.whole
         assert newest is not None
         state = self.checkpoints.load(newest, dict(self._named()))
         for name, thing in self._named():

@@ -759,7 +759,7 @@ class World:
             self._saving.save(certainly=True)
         if self._reporter is not None:
             self._reporter.look()
-        changes.copies.settle()  # so that all of the last one has gone to its holder
+        changes.copies.try_finish()  # so that all of the last one has gone to its holder
         changes.epochs.end()
         raise Left
 
