@@ -279,7 +279,8 @@ class Changes:
         counters, tracked = self.counters, self.tracked
         flags = self.flags | (ADMITS if self.watch.wants_change else 0)
         flags |= OVER if self.is_over else 0
-        flags |= COPIES if act and self.copies.wants(counters.steps + 1) else 0
+        copies = act and self.keeps_copies and self.copies.wants(counters.steps + 1)
+        flags |= COPIES if copies else 0
         mine = Ballot(self.epochs.epoch, counters.commits, flags, act)
         if tracked is None or not self.shared or self.is_torn:
             return mine
@@ -407,13 +408,16 @@ class Changes:
 
     # ---- copies
 
+    @property
+    def keeps_copies(self) -> bool:
+        """Whether shards are copied now: there is one unit, it is whole, and of one step."""
+        return self.epochs.keeps_copies and self.epochs.is_last_unit and not self.is_torn
+
     def copy(self) -> None:
         """Between two steps: copy this rank's shard if all have voted for it, or none is there."""
         due, self.copy_due = self.copy_due, False
         epochs, copies = self.epochs, self.copies
-        if not (epochs.keeps_copies and epochs.is_last_unit) or self.stale or self.is_torn:
-            return
-        if not (due or copies.is_cut):
+        if self.stale or not self.keeps_copies or not (due or copies.is_cut):
             return
         assert self.tracked is not None
         try:

@@ -41,6 +41,8 @@ def restore(changes: Changes, saving: Saving | None) -> int | None:
         return None
     assert tracked is not None
     saving = _with_folder(changes, saving)
+    if saving is not None:
+        saving.checkpoints.secure()  # it may still read what is changed below
     disk = saving.disk() if saving is not None else None
     answer = search([copies, *([disk] if disk else [])], epochs.places, epochs.unit_size)
     if answer.step == NONE:

@@ -564,9 +564,11 @@ class World:
         least = self._sizes[0]
         if len(self._at.epochs.members) >= least:
             return
-        few = f"only {self.size} of at least {least} ranks are left"
-        self._await(few, lambda: len(self._at.epochs.members) < least)
-        self._await_unit()
+        self._await(f"only {self.size} of at least {least} ranks are left", self._lacks_ranks)
+
+    def _lacks_ranks(self) -> bool:
+        self._await_unit()  # before guests get its state
+        return len(self._at.epochs.members) < self._sizes[0]
 
     def _await(self, few: str, lacks: Callable[[], bool]) -> None:
         """Take guests in for as long as others are lacked; raises TooFew where none come."""
@@ -755,7 +757,8 @@ class World:
     def _go(self) -> None:
         changes = self._at
         changes.watch.stop()
-        if self._saving is not None and (changes.all_leave or len(changes.epochs.members) == 1):
+        last = changes.all_leave or len(changes.epochs.members) == 1
+        if self._saving is not None and last and not changes.is_torn:
             self._saving.save(certainly=True)
         if self._reporter is not None:
             self._reporter.look()

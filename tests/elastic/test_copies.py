@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
 
-from ringcomm.elastic import copies, newest, transfer
+from ringcomm.elastic import copies, newest, random_states, transfer
 from ringcomm.elastic.copies import Copies, Shard, shard_of
 from ringcomm.elastic.newest import NONE, Found, search
 from ringcomm.elastic.state import Tracked
@@ -53,7 +54,7 @@ def search_all(monkeypatch: pytest.MonkeyPatch, ranks: list[Kept], places: list[
         answers.append(search([ranks[rank]], places, max(places) + 1))
 
     monkeypatch.setattr(newest, "_tell", tell)
-    monkeypatch.setattr(newest.dist, "get_rank", lambda: mine.rank)
+    monkeypatch.setattr(dist, "get_rank", lambda: mine.rank)
     threads = [threading.Thread(target=run, args=(rank,)) for rank in range(len(ranks))]
     for thread in threads:
         thread.start()
@@ -123,7 +124,7 @@ def training(value: float) -> tuple[Tracked, nn.Module, Any]:
 
 
 def shard(tracked: Tracked, step: int, place: int = 0) -> Shard:
-    packed = tracked.pack({copies.RANDOM: copies.random_states.take()})
+    packed = tracked.pack({copies.RANDOM: random_states.take()})
     data = torch.cat(packed.parts)
     return shard_of(place, step, packed.header, data)
 

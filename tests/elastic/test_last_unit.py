@@ -129,6 +129,26 @@ def test_the_last_one_of_two_units_makes_copies() -> None:
         assert all(end["copied"] > 0 for end in ends), ends
 
 
+def test_the_rank_that_waits_completes_the_last_unit() -> None:
+    """It is the mate of one that died before, in another unit, and holds an older state."""
+    part = Part("shard", 60, pause=0.02)
+    with starters(4, partial(train, part=part), unit=2, settings=copies(1)) as some:
+        for number in range(4):
+            some.await_events([number], "step", count=2)
+        some.kill(0)
+        some.await_events([2, 3], "change")
+        at = len(some.events(2, "step"))
+        some.await_events([2], "step", count=at + 3)
+        some.kill(3)
+        ends = some.await_ends([1, 2])
+        assert [end["what"] for end in ends] == ["end"] * 2, ends
+        assert max(end["steps_lost"] for end in ends) <= 2
+        told = last(some)
+        assert sorted(told) == list(range(1, 61))
+        assert all(sorted(places) == [0, 1] for places in told.values())
+    assert "died and its unit was the last one; training goes on from step" in ends[0]["restored"]
+
+
 @pytest.mark.parametrize("place", ["backward", "attempt"])
 def test_a_world_that_cannot_go_back_ends(place: str) -> None:
     """No copies are made, or what the ranks did together after them would be done once more."""
