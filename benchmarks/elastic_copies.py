@@ -54,7 +54,8 @@ def train(world: elastic.World, log: Log, layers: int, seconds: float) -> None:
         if copies._since != before:
             made += 1
             still.append(copies._cost * 1e3)
-    log("end", times=times[5:], still=still[2:], made=made, bytes=copies.nbytes // 4)
+    figures = {"times": times[5:], "still": still[2:], "made": made, "steps": len(times)}
+    log("end", bytes=copies.nbytes // 4, **figures)
 
 
 def measure(layers: int, rounds: int, seconds: float) -> dict[str, dict[str, list[float]]]:
@@ -71,7 +72,7 @@ def measure(layers: int, rounds: int, seconds: float) -> dict[str, dict[str, lis
             told = figures[name]
             told["step"].append(statistics.mean(end["times"]))
             told["still"] += end["still"]
-            told["every"].append(len(end["times"]) / max(1, end["made"]))
+            told["every"].append(end["steps"] / max(1, end["made"]))
             told["bytes"].append(end["bytes"])
     report.progress("")
     return figures
