@@ -174,7 +174,7 @@ def test_a_checkpoint_finds_the_disk_full(tmp_path: Path, monkeypatch: pytest.Mo
     """
     journals, folder = tmp_path / "journals", tmp_path / "checkpoints"
     journals.mkdir()
-    monkeypatch.setenv(journal.FOLDER, str(journals))
+    monkeypatch.setenv("RINGCOMM_ELASTIC_JOURNAL", str(journals))
     checkpoints = Checkpoints(folder, every=1, log=lambda _: None)
     state = {"net": torch.nn.Linear(3, 3).state_dict()}
     checkpoints.save(1, state, {})
