@@ -11,7 +11,7 @@ import os
 import random
 import signal
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,6 +30,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from lab.limits import limit
 from lab.trainee import CLASSES, FEATURES, Log
 from ringcomm import elastic
+from ringcomm.elastic.copies import Copies
 
 KINDS = ("shard", "both", "tensor")  # FSDP in units, HSDP, and tensor parallelism
 SAMPLES, BATCH = 320, 4
@@ -37,7 +38,11 @@ SAMPLES, BATCH = 320, 4
 
 @dataclass(frozen=True)
 class Part:
-    """The events of a training: `at` and `grows` are steps, `dies` and `leaves` processes."""
+    """The events of a training: `at` and `grows` are steps, `dies` and `leaves` processes.
+
+    `place` is where in the step after `at` one dies, or "copy": while the shards of step `at` are
+    copied. With `validates` the ranks do something together after that step.
+    """
 
     kind: str = "shard"
     steps: int = 10
@@ -45,7 +50,10 @@ class Part:
     place: str = "backward"
     leaves: tuple[int, ...] = ()
     at: int = 4
-    grows: int = 0  # then rank 0 waits for guests, if the world is smaller than at its start
+    grows: int = 0  # then rank 0 waits for guests, if the world has not more than `below` ranks
+    below: int = 0  # without: it has fewer than at its start
+    validates: int = -1
+    waits: bool = False  # for each checkpoint to be on the disk, before the next step
     checkpoints: str = ""
     pause: float = 0.0
 
@@ -67,6 +75,18 @@ class Dying(nn.Module):
 
 def die() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
+
+
+def die_in_copy(step: int) -> None:
+    """Have this rank die when it has sent the size of its shard of that step, and not the shard."""
+    exchange: Callable[..., Any] = Copies._exchange
+
+    def dying(copies: Copies, generation: Any, *rest: Any) -> Any:
+        if generation.own.step == step:
+            die()
+        return exchange(copies, generation, *rest)
+
+    Copies._exchange = dying  # type: ignore[method-assign, assignment]
 
 
 def model_of(world: elastic.World, kind: str) -> tuple[nn.Module, Dying]:
@@ -109,7 +129,9 @@ def digest_of(tensors: Iterable[Any]) -> str:
 
 def train(world: elastic.World, log: Log, part: Part) -> None:
     """Train over all steps, and write each of them down."""
-    number, founders = int(os.environ["RANK"]), world.size
+    number, below = int(os.environ["RANK"]), part.below or world.size - 1
+    if number == part.dies and part.place == "copy":
+        die_in_copy(part.at)
     net, dying = model_of(world, part.kind)
     opt = torch.optim.AdamW(net.parameters(), lr=1e-2)
     sampler, loader = loader_of(part.kind)
@@ -123,7 +145,7 @@ def train(world: elastic.World, log: Log, part: Part) -> None:
         for x, y, samples in world.batches(loader):
             if number in part.leaves and world.step_number == part.at - 1:
                 world.leave()
-            if world.step_number == part.grows and world.size < founders and world.rank == 0:
+            if world.step_number == part.grows and world.size <= below and world.rank == 0:
                 await_guests(world)
             dying.place = part.place if (number, world.step_number) == (part.dies, part.at) else ""
             with world.step() as step:
@@ -144,10 +166,24 @@ def train(world: elastic.World, log: Log, part: Part) -> None:
                     size=world.size,
                     samples=samples.tolist(),
                 )
+                if world._saving is not None and part.waits:
+                    world._saving.checkpoints.finish()
+                if world.step_number == part.validates:
+                    log("validated", sum=world.attempt(lambda: validate(number, part)))
             time.sleep(part.pause)
             if world.step_number >= part.steps:
                 break
-    log("end", size=world.size, digest=digest(net, opt))
+    stats, copies = world.stats(), world._at.copies
+    told = {name: stats[name] for name in ("steps_lost", "restored")}  # type: ignore[literal-required]
+    log("end", size=world.size, digest=digest(net, opt), copied=copies.nbytes, **told)
+
+
+def validate(number: int, part: Part) -> float:
+    if number == part.dies and part.place == "attempt":
+        die()
+    value = torch.ones(1)
+    torch.distributed.all_reduce(value)
+    return float(value.item())
 
 
 def await_guests(world: elastic.World) -> None:

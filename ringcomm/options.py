@@ -328,6 +328,13 @@ class Variables:
     """A file for Prometheus, which rank 0 of an [elastic](elastic.md#see-what-happens) world writes
     every second.
     """
+    elastic_copy_steps = Setting[int | str](
+        PROGRAM, kind=int, default="auto", unit="steps", most=1_000_000, choices=("auto",)
+    )
+    """After how many steps the [last unit](elastic.md#the-last-unit) of a sharded world copies each
+    shard into the memory of another rank. `auto`: as often as takes a 20th of the time at most; 0:
+    never. Give all ranks the same.
+    """
     strict = Setting[str](PROGRAM, default="0", choices=("0", "1"), wrong=" is neither 0 nor 1")
     """`1` turns the warning about an unknown variable into an error."""
     cuda = Setting[str](BUILD)

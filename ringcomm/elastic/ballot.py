@@ -25,6 +25,7 @@ FORM = struct.Struct("=8Q")  # a ballot
 LEAVES = 1  # this rank goes after the step
 ADMITS = 2  # rank 0 has guests to admit
 OVER = 4  # another world was founded in the place of this one
+COPIES = 8  # this rank is ready to copy its shard after the step
 
 
 class Ballot(NamedTuple):

@@ -14,7 +14,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import torch
 import torch.distributed as dist
@@ -23,6 +23,7 @@ from ringcomm._runtime.process import say
 from ringcomm.elastic import ddp, transfer
 from ringcomm.elastic.ballot import (
     ADMITS,
+    COPIES,
     LEAVES,
     OVER,
     Ballot,
@@ -31,6 +32,7 @@ from ringcomm.elastic.ballot import (
     hash_of_rates,
     vote,
 )
+from ringcomm.elastic.copies import Copies
 from ringcomm.elastic.epochs import BROKEN, Decided, Epochs
 from ringcomm.elastic.errors import Diverged, Evicted, Spare, TooFew
 from ringcomm.elastic.journal import Journal
@@ -39,7 +41,7 @@ from ringcomm.elastic.rendezvous import Rendezvous
 from ringcomm.elastic.state import Tracked
 from ringcomm.elastic.stats import DIFFERS, LEFT, UNKNOWN, History, place
 from ringcomm.elastic.store import within
-from ringcomm.elastic.units import replicas_of
+from ringcomm.elastic.units import holders, replicas_of
 from ringcomm.elastic.watch import Watch, without
 
 COUNTERS = "ringcomm.world"  # the name of what goes with the user's objects
@@ -146,6 +148,11 @@ class Changes:
     history: History = field(default_factory=History)
     journal: Journal = field(default_factory=Journal)
     used: list[int] | None = None  # the batches of the last step, for the journal
+    copies: Copies = field(default_factory=lambda: Copies(None))
+    copy_due: bool = False  # all have voted for a copy after the step
+    is_torn: bool = False  # the last unit has lost ranks, and the step of its shards: see recovery
+    torn_from: tuple[Process, ...] = ()  # the members of that unit, by rank
+    gone: dict[str, str] = field(default_factory=dict)  # why, by uuid, since then
 
     # ---- commits
 
@@ -218,6 +225,7 @@ class Changes:
             self.give_up(SUCCEEDED)
             raise Evicted(self.given_up)
         self.all_leave = all(ballot.flags & LEAVES for ballot in ballots)
+        self.copy_due = all(ballot.flags & COPIES for ballot in ballots)
         return True
 
     def _expect_to_leave(self, ballots: list[Ballot]) -> None:
@@ -271,8 +279,10 @@ class Changes:
         counters, tracked = self.counters, self.tracked
         flags = self.flags | (ADMITS if self.watch.wants_change else 0)
         flags |= OVER if self.is_over else 0
+        copies = act and self.keeps_copies and self.copies.wants(counters.steps + 1)
+        flags |= COPIES if copies else 0
         mine = Ballot(self.epochs.epoch, counters.commits, flags, act)
-        if tracked is None or not self.shared:
+        if tracked is None or not self.shared or self.is_torn:
             return mine
         whole = self.fresh or counters.commits % COMPARE_EVERY == 0
         deck = tracked.sampler._deck.digest(whole=whole) if tracked.sampler is not None else 0
@@ -348,7 +358,8 @@ class Changes:
         self.epochs.watch_no_guests()
         entering = {guest.uuid for guest in self.epochs.guests} | self.on_probation
         late = failed and not self.stale and self.epochs.has_timed_out()
-        self.stale, self.planned = True, 0
+        before = self.epochs.members
+        self.stale, self.planned, self.copy_due = True, 0, False
         self.meets = True
         try:
             decided = self.epochs.agree(self.counters.commits, self.voted, extra, late)
@@ -361,6 +372,8 @@ class Changes:
         finally:
             self.meets = False
         self._note(decided, entering, late)
+        self.copies.try_finish()
+        self._note_torn(before, decided)
         self.watch.waiting.expect(p for p in decided.lost if decided.fates.get(p.uuid) == BROKEN)
         self._bar([process for process in decided.lost if process.uuid in entering])
         counts = decided.step > self.counters.commits
@@ -377,6 +390,48 @@ class Changes:
             self._decide()
         self.deal()
         return counts
+
+    def _note_torn(self, before: tuple[Process, ...], decided: Decided) -> None:
+        """Note whether the last unit has lost ranks."""
+        if not self.epochs.is_broken and not self.is_torn:
+            return
+        if not self.is_torn:
+            self.torn_from, self.gone, self.is_torn = before, {}, True
+        self.torn_from = self.torn_from or before  # of one that came since
+        reasons = self.history.reasons
+        self.gone |= {p.uuid: reasons.get(p.uuid, UNKNOWN) for p in decided.lost}
+
+    def end_torn(self, error: TooFew) -> NoReturn:
+        """Leave a world whose last unit is broken and can't go back to any step."""
+        self._end_here(error)
+        raise error
+
+    # ---- copies
+
+    @property
+    def keeps_copies(self) -> bool:
+        """Whether shards are copied now: there is one unit, it is whole, and of one step."""
+        return self.epochs.keeps_copies and self.epochs.is_last_unit and not self.is_torn
+
+    def copy(self) -> None:
+        """Between two steps: copy this rank's shard if all have voted for it, or none is there."""
+        due, self.copy_due = self.copy_due, False
+        epochs, copies = self.epochs, self.copies
+        if self.stale or not self.keeps_copies or not (due or copies.is_cut):
+            return
+        assert self.tracked is not None
+        try:
+            copies.make(self.counters.steps, self.tracked, holders(epochs.members_by_place))
+        except (TypeError, ValueError) as error:
+            epochs.keeps_copies = False
+            say(
+                "elastic: no more copies are made of the last unit's shards, because the state "
+                f"can't be sent: {error}"
+            )
+        except RuntimeError as error:
+            self.failed(error)
+
+    # ---- the next group
 
     def _end_here(self, error: Spare | TooFew) -> None:
         """Be in this world no more: as a spare, or because no unit is whole, which is raised."""
@@ -486,6 +541,8 @@ class Changes:
             self.tracked.shards.regroup()
             for wrapper in self.tracked.wrappers:
                 ddp.regroup(wrapper, dist.group.WORLD, rebuild=bool(joined))
+        if not (epochs.is_broken or epochs.is_last_unit):
+            self.copies.drop()
         self.fresh = True
         self.on_probation |= {process.uuid for process in joined}
         self.on_probation &= {process.uuid for process in epochs.members}
@@ -576,7 +633,9 @@ class Changes:
             return
         if epochs.pulses is not None:
             epochs.pulses.state_bytes = state.total_bytes
-        sent = transfer.send(state, dist.group.WORLD, givers, joiners)
+        sent = 0
+        if not epochs.is_broken:  # there, those that come get it once the unit is whole: recovery
+            sent = transfer.send(state, dist.group.WORLD, givers, joiners)
         vote(Ballot(epochs.epoch, self.counters.commits), len(epochs.all))
         self.history.sent_bytes += sent
         self.history.give_seconds = time.monotonic() - began
@@ -589,16 +648,20 @@ class Changes:
         givers = replicas_of(epochs.me, epochs.members)
         self.before, self.since = epochs.members, time.monotonic()
         step = epochs.pulse.step if epochs.pulse else lambda: None
+        self.is_torn = epochs.is_broken
         try:
-            transfer.receive(self.tracked.unpack, dist.group.WORLD, givers, step)
-            self.tracked.finish()
+            if not self.is_torn:
+                transfer.receive(self.tracked.unpack, dist.group.WORLD, givers, step)
+                self.tracked.finish()
             vote(Ballot(epochs.epoch, self.counters.commits), len(epochs.all))
         except RuntimeError as error:
             self.check_failure(error)
         if epochs.pulse is not None:
             epochs.pulse.end()
         self.stale = True
-        epochs.agree(self.counters.commits, False, "", failed=False)
+        decided = epochs.agree(self.counters.commits, False, "", failed=False)
+        if self.is_torn:
+            self.counters.commits = decided.step
         old = {process.uuid for process in self.before}
         joined = [process.uuid for process in epochs.members if process.uuid not in old]
         self.counters.seed_generators(joined.index(epochs.me.uuid))

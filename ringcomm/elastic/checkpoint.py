@@ -84,7 +84,7 @@ class Checkpoints:
             raise ValueError(f"every={every}: give a number of steps, at least 1, or a time")
         if keep < 1:
             raise ValueError(f"keep={keep}: at least one checkpoint has to stay")
-        self._directory = Path(directory).absolute()
+        self.directory = Path(directory).absolute()
         self._every, self._keep, self._log = every, keep, log
         self._since: float | None = None  # start of the current period
         self._thread: threading.Thread | None = None
@@ -157,7 +157,7 @@ class Checkpoints:
         return _order(paths[0])[0] if paths else -1
 
     def _until(self, most: int | None) -> list[Path]:
-        paths = _checkpoints(self._directory)
+        paths = _checkpoints(self.directory)
         return [path for path in paths if most is None or _order(path)[0] <= most]
 
     def newest(self, most: int | None = None) -> Found | None:
@@ -175,7 +175,7 @@ class Checkpoints:
             else:
                 return Found(path, manifest["step"], manifest["about"])
         if paths:
-            what = f"no checkpoint in {self._directory} is whole"
+            what = f"no checkpoint in {self.directory} is whole"
             raise RuntimeError(f"{what}: put one back, or name another folder to begin anew")
         return None
 
@@ -203,21 +203,21 @@ class Checkpoints:
     def _run(
         self, head: dict[str, Any], paths: dict[str, Keys], plain: Any, snapshot: Snapshot
     ) -> None:
-        folder, began = _hidden(self._directory), time.monotonic()
-        told = {"step": head["step"], "folder": str(self._directory), "began": began}
+        folder, began = _hidden(self.directory), time.monotonic()
+        told = {"step": head["step"], "folder": str(self.directory), "began": began}
         try:
             entries = {PLAIN: plain, **snapshot.finish()}
-            self._directory.mkdir(parents=True, exist_ok=True)
+            self.directory.mkdir(parents=True, exist_ok=True)
             folder.mkdir()
             if journal.finds_disk_full():
                 (folder / DATA).symlink_to("/dev/full")
-            _remove_leftovers(self._directory, folder)
+            _remove_leftovers(self.directory, folder)
             _complete(folder, head, _write(folder, entries, paths))
             path = _publish(folder, head["step"])
         except Exception as error:  # noqa: BLE001  training goes on without this checkpoint
             shutil.rmtree(folder, ignore_errors=True)
             what = f"checkpoint of step {head['step']} could not be written"
-            self._error = f"{what} to {self._directory}: {_reason(error)}"
+            self._error = f"{what} to {self.directory}: {_reason(error)}"
             self.failures += 1
             self._journal("unsaved", why=_reason(error), **told)
             self._log(f"{self._error}; training goes on, and the next save tries anew")
@@ -227,7 +227,7 @@ class Checkpoints:
         try:
             _thin(path, self._keep)
         except OSError as error:
-            self._log(f"old checkpoints in {self._directory} could not be removed: {error}")
+            self._log(f"old checkpoints in {self.directory} could not be removed: {error}")
 
     def _know(self, path: Path, step: int) -> None:
         with contextlib.suppress(OSError):  # another process has removed it

@@ -69,6 +69,7 @@ class Epochs:
     me: Process
     settings: Settings
     groups: UnitGroups | None = None  # of units, if the world has any
+    keeps_copies: bool = False  # of each shard, while there is one unit
     epoch: int = 0
     members: tuple[Process, ...] = ()
     guests: tuple[Process, ...] = ()
@@ -92,6 +93,30 @@ class Epochs:
     def all(self) -> tuple[Process, ...]:
         """The ranks of the group: members, then guests."""
         return self.members + self.guests
+
+    @property
+    def places(self) -> list[int]:
+        """The numbers of the shards that the members hold, by rank."""
+        return [process.shard for process in self.members]
+
+    @property
+    def members_by_place(self) -> list[Process]:
+        """The members of a world of one unit, by their places in it."""
+        return sorted(self.members, key=lambda process: process.shard)
+
+    @property
+    def unit_size(self) -> int:
+        return self.groups.size if self.groups else 1
+
+    @property
+    def is_broken(self) -> bool:
+        """Whether no unit is whole: then the members are what is left of the last one."""
+        return units.are_broken(self.members, self.unit_size)
+
+    @property
+    def is_last_unit(self) -> bool:
+        """Whether the members are a whole unit, and there is no other one."""
+        return 1 < self.unit_size == len(self.members) and not self.is_broken
 
     @property
     def rank(self) -> int:
@@ -182,14 +207,18 @@ class Epochs:
         of broken units leave, and the others agree once more.
 
         `failed`: an operation has waited for a rank for too long. Raises Evicted, for such members
-        Spare, and TooFew where no unit is whole.
+        Spare, and TooFew where no unit is whole. But if the last one has copies of its shards, all
+        that are left of it stay.
         """
+        size = self.unit_size
+        waits = self.keeps_copies and len(self.members) <= size
         answer = self._agree(decided, voted, extra, failed)
         while True:
-            size = self.groups.size if self.groups else 1
             stay, spare = units.arrange(self.members, size)
+            if spare and waits and not stay:
+                return answer
             if spare:
-                self._leave_broken_unit(stay, spare, size)
+                self._leave_broken_unit(stay, spare)
                 again = self._agree(answer.step, False, "", failed=False)
                 answer = Decided(
                     again.step,
@@ -203,19 +232,21 @@ class Epochs:
             self.me = next(process for process in self.all if process.uuid == self.me.uuid)
             return answer
 
-    def _leave_broken_unit(
-        self, stay: tuple[Process, ...], spare: tuple[Process, ...], size: int
-    ) -> None:
+    def _leave_broken_unit(self, stay: tuple[Process, ...], spare: tuple[Process, ...]) -> None:
         if stay and self.me.uuid not in [process.uuid for process in spare]:
             return
         self.agreement.leave()
         self._destroy()
         if stay:
             raise Spare
-        held = ", ".join(str(place) for place in sorted({process.place for process in spare}))
-        raise TooFew(
-            f"no unit of {size} ranks is whole: the ranks that are left hold only shard {held}; "
-            "start them again, they go on from the checkpoint"
+        raise self.too_few(spare)
+
+    def too_few(self, left: tuple[Process, ...]) -> TooFew:
+        """Return the error of a world in which some shard has no holder left."""
+        held = ", ".join(str(place) for place in sorted({process.place for process in left}))
+        return TooFew(
+            f"no unit of {self.unit_size} ranks is whole: the ranks that are left hold only shard "
+            f"{held}; start them again, they go on from the checkpoint"
         )
 
     def _agree(self, decided: int, voted: bool, extra: str, failed: bool) -> Decided:
@@ -319,8 +350,7 @@ class Epochs:
 
     def record(self) -> Record:
         """Return this world as the store is to know it."""
-        unit = self.groups.size if self.groups else 1
-        return Record(self.life, self.epoch, True, self.all, unit=unit)
+        return Record(self.life, self.epoch, True, self.all, unit=self.unit_size)
 
     def admission(self) -> Admission:
         """Return all that the guests of the present epoch need to know."""

@@ -12,7 +12,8 @@ class Evicted(RuntimeError):  # noqa: N818 - a state, by its name
 class TooFew(RuntimeError):  # noqa: N818 - a state, by its name
     """Fewer members than `min_size` are left, and no others came within the `timeout` of `join`.
 
-    Start more processes: the newest checkpoint is loaded once all have ended.
+    Or no unit of a sharded model is whole, and some shard is in no rank's memory. Start more
+    processes: the newest checkpoint is loaded once all have ended.
     """
 
 

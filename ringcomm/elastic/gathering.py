@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.distributed as dist
 
@@ -10,9 +12,9 @@ AT_ONCE = dist.distributed_c10d.AllgatherOptions()
 AT_ONCE.asyncOp = False
 
 
-def gather(every: torch.Tensor, own: torch.Tensor) -> None:
+def gather(every: torch.Tensor, own: torch.Tensor, group: Any = None) -> None:
     # Not through torch.distributed's function: its name changes, and it costs as much as the vote.
-    group = dist.distributed_c10d._get_default_group()
+    group = group or dist.distributed_c10d._get_default_group()
     if work := group._allgather_base(every, own, AT_ONCE):
         work.wait()
 

@@ -12,6 +12,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from ringcomm.options import Variables
+
 CHECKPOINTS = ".checkpoints"  # the part of a journal that says which of them were written
 FULL = "disk-is-full"  # a file beside the journals, while checkpoints are to find the disk full
 
@@ -20,7 +22,7 @@ class Journal:
     """A file in the folder that the environment names; without one, nothing is written."""
 
     def __init__(self, part: str = "") -> None:
-        folder = os.environ.get("RINGCOMM_ELASTIC_JOURNAL")
+        folder = Variables.elastic_journal.read()
         self._file = -1
         if folder:
             path = Path(folder) / f"{os.getpid()}{part}.jsonl"
@@ -38,8 +40,8 @@ class Journal:
 
 def finds_disk_full() -> bool:
     """Tell whether a rehearsal wants the disk to be full for a checkpoint that begins now."""
-    folder = os.environ.get("RINGCOMM_ELASTIC_JOURNAL")
-    return folder is not None and Path(folder, FULL).exists()
+    folder = Variables.elastic_journal.read()
+    return bool(folder) and Path(folder, FULL).exists()
 
 
 def read(folder: Path, part: str = "") -> list[dict[str, Any]]:

@@ -45,6 +45,11 @@ class Process:
             int(rank) if rank.isdigit() else -1,
         )
 
+    @property
+    def shard(self) -> int:
+        """The number of the shard that it holds: its place, or 0 in a world without units."""
+        return max(0, self.place)
+
     def is_dead(self) -> bool:
         """Tell whether it is certain, from here, that the process has ended."""
         if socket.gethostname() != self.host or not self.boot:

@@ -7,16 +7,38 @@ import time
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
 from ringcomm._runtime.process import say
 from ringcomm.elastic import ddp, transfer, units
 from ringcomm.elastic.changes import COUNTERS, Changes
 from ringcomm.elastic.checkpoint import Checkpoints, Found
+from ringcomm.elastic.newest import NONE, search
 from ringcomm.elastic.shards import part_of
 from ringcomm.elastic.snapshot import memory_of
 
-NO_CHECKPOINT = -1  # instead of its step
+
+class Disk:
+    """The checkpoints in one rank's folder, as a source of the shard at its place."""
+
+    def __init__(self, checkpoints: Checkpoints, place: int) -> None:
+        self._checkpoints, self._place = checkpoints, place
+        self.whole: Found | None = None  # the newest one that `check` has read
+        self.damage: RuntimeError | None = None  # none is whole
+
+    def latest(self, place: int, most: int | None) -> int:
+        """Return the step of the newest checkpoint, whose files are read by `check` alone."""
+        if place != self._place or self.damage is not None:
+            return NONE
+        if self.whole is not None and (most is None or self.whole.step <= most):
+            return self.whole.step
+        return self._checkpoints.latest_step(most)
+
+    def check(self, place: int, step: int) -> None:
+        """Read all bytes of the newest checkpoint up to `step`; else of the one before it."""
+        try:
+            self.whole = self._checkpoints.newest(step)
+        except RuntimeError as error:
+            self.whole, self.damage = None, error
 
 
 class Saving:
@@ -32,35 +54,28 @@ class Saving:
         what `newest` raises, where no rank has a whole one and this rank has damaged ones, and
         RuntimeError on all ranks where only some shards have any.
         """
-        places = [process.place for process in self.changes.epochs.members]
-        rank, newest, damage, most = self.changes.epochs.rank, None, None, None
-        mine = self.checkpoints.latest_step()
-        while (step := _newest_of_all(steps := _told(mine), places)) >= 0:
-            if max(steps) > step:  # of a shard, and others are behind
-                most, newest = step, None
-                mine = self.checkpoints.latest_step(most)
-                continue
-            givers = [_holder(step, steps, place, places) for place in places]
-            giver = givers[rank]
-            if rank == giver and newest is None:
-                try:
-                    newest = self.checkpoints.newest(most)
-                except RuntimeError as error:
-                    damage = error
-                mine = newest.step if newest else NO_CHECKPOINT
-            told = _told(mine)
-            if all(told[giver] == step for giver in givers):
-                break
+        epochs = self.changes.epochs
+        disk, places = self.disk(), epochs.places
+        answer = search([disk], places, epochs.unit_size)
+        if answer.step == NONE and disk.damage is not None:
+            raise disk.damage
+        if answer.step == NONE:
+            _require_none(answer.missing, epochs.unit_size)
+            giver = places.index(epochs.me.shard)
         else:
-            if damage is not None:
-                raise damage
-            _require_none(steps, places)
-            giver, newest = places.index(places[rank]), None
-        if rank == giver and newest is not None:
-            self._take(newest)
+            giver = answer.givers[epochs.me.shard]
+            if epochs.rank == giver:
+                self.take(disk)
         self.changes.share_state(giver)
 
-    def _take(self, newest: Found) -> None:
+    def disk(self) -> Disk:
+        """Return this rank's checkpoints as a source."""
+        return Disk(self.checkpoints, self.changes.epochs.me.shard)
+
+    def take(self, disk: Disk) -> None:
+        """Load the checkpoint that `Disk.check` has read."""
+        newest = disk.whole
+        assert newest is not None
         state = self.checkpoints.load(newest, dict(self._named()))
         for name, thing in self._named():
             transfer.load(thing, state[name])
@@ -99,33 +114,11 @@ class Saving:
         ]
 
 
-def _newest_of_all(steps: list[int], places: list[int]) -> int:
-    """Return the newest step of which each place in a unit has a checkpoint, as ranks tell; -1."""
-    return min(
-        max(step for step, held in zip(steps, places, strict=True) if held == place)
-        for place in places
-    )
-
-
-def _require_none(steps: list[int], places: list[int]) -> None:
+def _require_none(missing: list[int], unit: int) -> None:
     """Raise RuntimeError if any shard has a checkpoint: to begin anew would lose the work."""
-    held = {place for step, place in zip(steps, places, strict=True) if step >= 0}
-    if held:
-        missing = ", ".join(str(place) for place in sorted(set(places) - held))
+    if len(missing) < unit:
         raise RuntimeError(
-            f"there are checkpoints, but of shard {missing} there is none of the same step or an "
-            "earlier one: put its folder back, or name another directory to begin anew"
+            f"there are checkpoints, but of shard {', '.join(map(str, missing))} there is none of "
+            "the same step or an earlier one: put its folder back, or name another directory to "
+            "begin anew"
         )
-
-
-def _told(number: int) -> list[int]:
-    """Tell all ranks a number; returns each rank's."""
-    every = torch.empty(dist.get_world_size(), dtype=torch.int64)
-    dist.all_gather_into_tensor(every, torch.tensor([number]))
-    return [int(told) for told in every]
-
-
-def _holder(step: int, steps: list[int], place: int, places: list[int]) -> int:
-    """Return the first rank of a place in a unit that has a checkpoint of that step."""
-    pairs = zip(steps, places, strict=True)
-    return next(rank for rank, pair in enumerate(pairs) if pair == (step, place))

@@ -70,5 +70,10 @@ def _empty_like(tensor: torch.Tensor) -> torch.Tensor:
     """
     if tensor.is_cuda or tensor.nbytes < MAPPED_BYTES:
         return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
-    data = torch.frombuffer(mmap.mmap(-1, tensor.nbytes), dtype=torch.uint8, count=tensor.nbytes)
-    return data.view(tensor.dtype).view(tensor.shape)
+    return host_memory(tensor.nbytes).view(tensor.dtype).view(tensor.shape)
+
+
+def host_memory(size: int) -> torch.Tensor:
+    """Return uint8[size] with a mapping of its own, which ends with the last reference to it."""
+    memory = torch.frombuffer(mmap.mmap(-1, max(size, 1)), dtype=torch.uint8)
+    return memory[:size]

@@ -211,14 +211,21 @@ class Tracked:
             result = transfer.fold(result, transfer._hash(transfer.memory_of(part_of(tensor))))
         return result
 
-    def pack(self) -> Packed:
+    def pack(self, more: dict[str, Any] | None = None) -> Packed:
         """Return the whole state, over the tensors' own memory: it is what it is when it is sent.
+
+        Its header has `more`, too.
 
         Parameters and optimizers are equal on all ranks, so each giver sends a part of them; all
         else comes from the first. Raises ValueError for what is neither tensors nor plain data.
         """
         tensors: list[tuple[Any, bool]] = []
-        header: dict[str, Any] = {"kinds": self._kinds(), "states": {}, "shapes": {}}
+        header: dict[str, Any] = {
+            "kinds": self._kinds(),
+            "states": {},
+            "shapes": {},
+            **(more or {}),
+        }
         header["terms"] = self._terms()
         for name, thing in self.objects.items():
             try:

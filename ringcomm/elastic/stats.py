@@ -94,7 +94,7 @@ class Stats(Totals):
     aborted: int
     """Steps that did not count, and that this rank computed again."""
     steps_lost: int
-    """Steps that this rank had applied and that an agreement took back: always 0."""
+    """Steps that this rank had applied and that were taken back: see `restored`. Else always 0."""
     change_seconds: float
     """The last change, from the failure or the vote until the next group worked."""
     agree_seconds: float
@@ -109,6 +109,8 @@ class Stats(Totals):
     """The newest one that this rank knows of. Only rank 0 writes them, or one for each shard."""
     checkpoint_failures: int
     """Checkpoints that this rank could not write."""
+    restored: str
+    """How the last unit of sharded ranks went back to an earlier step, in a sentence; "": never."""
     history: list[PastChange]
     """The last 200 changes, by time."""
 
@@ -158,6 +160,7 @@ class History:
     totals: Totals = field(default_factory=lambda: sums([]))
     aborted: int = 0
     steps_lost: int = 0
+    restored: str = ""
     agree_seconds: float = 0.0
     regroup_seconds: float = 0.0
     give_seconds: float = 0.0
@@ -254,5 +257,6 @@ def stats_of(
         "sent_bytes": history.sent_bytes,
         "checkpoint": checkpoint or history.checkpoint,
         "checkpoint_failures": checkpoint_failures,
+        "restored": history.restored,
         "history": history.changes,
     }

@@ -57,11 +57,26 @@ def arrange(
     return stay, tuple(process for process in members if process.uuid in spare)
 
 
-def complete(came: Sequence[Process], unit: int, most: int) -> list[Process]:
-    """Return those that came and make whole units, at most so many ranks, unit by unit."""
+def are_broken(members: Sequence[Process], unit: int) -> bool:
+    """Tell whether no unit of a world is whole, so that all of its members wait for others."""
+    return bool(members) and not arrange(members, unit)[0]
+
+
+def complete(
+    came: Sequence[Process], unit: int, most: int, members: Sequence[Process] = ()
+) -> list[Process]:
+    """Return those that came and make whole units, at most so many ranks, unit by unit.
+
+    If no unit of the members is whole, those alone that complete one with the members.
+    """
     if unit == 1:
         return list(came)[:most]
-    return _complete([process for process in came if process.ready], unit)[: most // unit * unit]
+    ready = [process for process in came if process.ready]
+    if not are_broken(members, unit):
+        return _complete(ready, unit)[: most // unit * unit]
+    inside = {process.uuid for process in members}
+    made = _complete([*members, *ready], unit)[:unit]
+    return [process for process in made if process.uuid not in inside][:most]
 
 
 def _complete(some: Sequence[Process], unit: int) -> list[Process]:
@@ -86,6 +101,21 @@ def place_for(others: Sequence[Process], unit: int) -> int:
 def are_complete(some: Sequence[Process], unit: int) -> bool:
     """Tell whether each place has as many holders as any other: none is missing."""
     return len(set(map(len, _by_place(some, unit)))) == 1
+
+
+def holders(mates: Sequence[Process]) -> list[int]:
+    """Return, by places of a unit, the place of the mate that holds the copy of each shard.
+
+    Each holds one copy, never of its own shard, and on another host wherever that goes.
+    """
+    hosts = [process.host for process in mates]
+    near = sorted(range(len(mates)), key=lambda place: (hosts.index(hosts[place]), place))
+    largest = max(map(hosts.count, hosts))
+    shift = largest if largest < len(mates) else 1  # so the next host's, if it is large enough
+    result = [0] * len(mates)
+    for index, place in enumerate(near):
+        result[place] = near[(index + shift) % len(mates)]
+    return result
 
 
 def mates_of(me: Process, members: Sequence[Process]) -> list[int]:

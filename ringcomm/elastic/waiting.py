@@ -56,15 +56,19 @@ class Waiting:
         self._since = {_known(p): self._since.get(_known(p), now) for p in new}
         with self._lock:
             self._forget(came, members)
-            given = [placed for process in new if (placed := self._placed(process))]
+            inside = members if units.are_broken(members, self._unit) else ()
+            given = [placed for process in new if (placed := self._placed(process, inside))]
             told = list(self._all.values())
         for process in given:
             keys.set(f"place/{process.uuid}", str(process.place))
         keys.set(KEY, json.dumps([asdict(process) for process in told]))
 
-    def _placed(self, new: Process) -> Process | None:
-        """Return a newcomer with its place, or None where it has to ask again."""
-        known, others = self._all.get(_known(new)), list(self._all.values())
+    def _placed(self, new: Process, inside: Sequence[Process]) -> Process | None:
+        """Return a newcomer with its place, or None where it has to ask again.
+
+        `inside` are members that wait, too, because no unit is whole.
+        """
+        known, others = self._all.get(_known(new)), [*self._all.values(), *inside]
         is_early = self._clock() - self._since[_known(new)] < BEGIN_SECONDS
         if known is None and is_early and units.are_complete(others, self._unit):
             return None

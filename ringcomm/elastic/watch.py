@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch.distributed as dist
@@ -84,15 +84,17 @@ class Bars:
         """Return for how many seconds a process was barred at last; 0.0: it has not failed."""
         return self._until.get((process.host, process.rank), (0.0, 0.0))[1]
 
-    def choose(self, came: list[Process], unit: int, most: int) -> list[Process]:
+    def choose(
+        self, came: list[Process], unit: int, most: int, members: Sequence[Process] = ()
+    ) -> list[Process]:
         """Choose guests from those that came, in whole units, at most so many.
 
         They enter together or not at all. So those that failed before come after all others, and
         only a unit of them at a time: else each would fail again with the same one.
         """
         new = [process for process in came if not self.length(process)]
-        return units.complete(new, unit, most) or units.complete(
-            sorted(came, key=self.length), unit, min(most, unit)
+        return units.complete(new, unit, most, members) or units.complete(
+            sorted(came, key=self.length), unit, min(most, unit), members
         )
 
     def barred(self, process: Process) -> bool:
@@ -258,7 +260,7 @@ class Watch:
         if self._unit > 1:
             self.waiting.place(keys, free, record.members)
         with self._lock:
-            self._guests = self.bars.choose(free, self._unit, most)
+            self._guests = self.bars.choose(free, self._unit, most, record.members)
 
     def _end_bell(self) -> None:
         """Have the thread of the bell end before Python does, if the store answers.

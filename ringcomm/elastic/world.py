@@ -7,6 +7,7 @@ Rank 0 writes checkpoints, which hold the plain modules' state, without DDP's.
 
 from __future__ import annotations
 
+import functools
 import os
 import signal
 import sys
@@ -28,15 +29,28 @@ from torch.optim.optimizer import (
 )
 
 from ringcomm._runtime.process import say
-from ringcomm.elastic import ballot, ddp, gathering, lease, notices, outer, outside, units
+from ringcomm.elastic import (
+    ballot,
+    ddp,
+    gathering,
+    lease,
+    notices,
+    outer,
+    outside,
+    recovery,
+    units,
+)
 from ringcomm.elastic.ballot import LEAVES
 from ringcomm.elastic.changes import COUNTERS, Change, Changes, Member, member
 from ringcomm.elastic.checkpoint import Checkpoints
+from ringcomm.elastic.copies import Copies
 from ringcomm.elastic.entrance import Entered, Entrance
 from ringcomm.elastic.epochs import Epochs
 from ringcomm.elastic.errors import Evicted, Left, Redo, Spare, TooFew
 from ringcomm.elastic.hang import Hang, Progress, hung
+from ringcomm.elastic.newest import NONE
 from ringcomm.elastic.outer import Outer, Terms
+from ringcomm.elastic.process import Process
 from ringcomm.elastic.rendezvous import Record
 from ringcomm.elastic.sampler import Feed
 from ringcomm.elastic.saving import Saving
@@ -91,6 +105,7 @@ class World:
         self._within_data = False  # a loop over `batches` did not come to its end
         self._asks = False  # to be admitted
         self._missed = 0  # epochs of data that went by while this rank waited
+        self._keeps_copies = groups is not None  # of shards, while there is one unit
         self.device = device
 
     # ---- what it is now
@@ -179,7 +194,9 @@ class World:
             self._groups.size if self._groups else 1,
         )
         history = History(entered=entered.epochs.epoch)
-        self._changes = Changes(entered.epochs, watch, history=history)
+        copies = Copies(self._groups)
+        entered.epochs.keeps_copies = self._keeps_copies and copies.every != 0
+        self._changes = Changes(entered.epochs, watch, history=history, copies=copies)
         self._reporter = Reporter(self._changes, lambda: self.stats() if self._training else None)
         self._reporter.start()
         self._changes.on_change = self._callbacks
@@ -311,6 +328,8 @@ class World:
             self._ask_again()
         if changes.is_spare:
             self._ask_again()
+        else:
+            self._await_unit()
 
     def _ask_again(self) -> None:
         self._changes = None
@@ -487,6 +506,8 @@ class World:
         if self._outer is not None:
             self._outer.wait()
         self._check_outside("world.attempt()")
+        self._check_torn()
+        self._at.copies.cut()
         return self._repeat(function, self._tracked)
 
     def _repeat(self, function: Callable[[], T], tracked: Tracked | None) -> T:
@@ -514,6 +535,8 @@ class World:
             self._after()
             if counts:
                 return result
+            if tracked is not None:
+                self._check_torn()
 
     def _is_outside(self) -> bool:
         """Tell whether this thread's program is in its world, and between two steps."""
@@ -533,20 +556,30 @@ class World:
         """Between two steps: take guests in, and wait for others while there are too few."""
         if self._tracked is not None:
             self._tracked.begin_again()  # before guests get it
+        self._at.copy()
         self._at.admit()
         self._at.regroup()
         self._wait_if_spare()
-        least, changes = self._sizes[0], self._at
-        if len(changes.epochs.members) >= least:
+        self._await_unit()
+        least = self._sizes[0]
+        if len(self._at.epochs.members) >= least:
             return
-        few = f"only {self.size} of at least {least} ranks are left"
+        self._await(f"only {self.size} of at least {least} ranks are left", self._lacks_ranks)
+
+    def _lacks_ranks(self) -> bool:
+        self._await_unit()  # before guests get its state
+        return len(self._at.epochs.members) < self._sizes[0]
+
+    def _await(self, few: str, lacks: Callable[[], bool]) -> None:
+        """Take guests in for as long as others are lacked; raises TooFew where none come."""
         say(f"elastic: {few}: waiting {self._timeout:.0f} s for more")
         deadline = time.monotonic() + self._timeout
         self._training = True
-        while len(changes.epochs.members) < least:
+        while lacks():
             if time.monotonic() > deadline:
                 raise TooFew(f"{few}: none came in {self._timeout:.0f} s")
             time.sleep(0.02)
+            changes = self._at
             changes.flags = LEAVES if (leaves := self._leaving) else 0
             changes.commit()
             changes.flags = 0
@@ -556,7 +589,48 @@ class World:
             changes.admit()
             changes.regroup()
             self._wait_if_spare()
-            changes = self._at
+
+    # ---- the last unit
+
+    def _await_unit(self) -> None:
+        """If the last unit has lost ranks, wait for others, and go back to a step with them."""
+        if not self._at.is_torn:
+            return
+        while self._at.is_torn:
+            self._await_mates()
+            step = self._repeat(lambda: recovery.restore(self._at, self._saving), None)
+            if step == NONE:
+                self._at.end_torn(self._at.epochs.too_few(self._at.epochs.members))
+            self._at.is_torn = self._at.epochs.is_broken
+        if self._at.epochs.rank == 0:
+            say(f"elastic: {self._at.history.restored}")
+        self._at.shared = self._at.fresh = True
+        if self._feed is not None:
+            self._feed.begin_anew()
+
+    def _await_mates(self) -> None:
+        """Wait until the unit is whole. Raises TooFew if it couldn't go back to any step then."""
+        while (epochs := self._at.epochs).is_broken:
+            step = self._repeat(lambda: recovery.step_in_memory(self._at), None)
+            if step == NONE:
+                self._at.end_torn(epochs.too_few(epochs.members))
+            few = f"only {self.size} of the last unit's {epochs.unit_size} ranks are left, and "
+            few += f"all shards of step {step} are in their memory"
+            self._await(few, functools.partial(self._is_still_of, epochs.members))
+
+    def _is_still_of(self, members: tuple[Process, ...]) -> bool:
+        return self._at.epochs.members == members
+
+    def _check_torn(self) -> None:
+        """Raise TooFew where the last unit is broken at a place to which no other rank can come."""
+        changes = self._changes
+        if changes is not None and changes.is_torn:
+            changes.end_torn(
+                TooFew(
+                    "the last unit was broken outside of a step, where those that come in cannot "
+                    "join it: start all ranks again, they go on from the checkpoint"
+                )
+            )
 
     # ---- sites far apart
 
@@ -608,6 +682,9 @@ class World:
         `World.step` raises.
         """
         terms = Terms(every, bits, topk, fragments, delay, alpha)
+        self._keeps_copies = False  # the outer copy is on all ranks
+        if self._changes is not None:
+            self._changes.epochs.keeps_copies = False
         self._outer = outer.start(self, model, (inner, outer_opt), terms, state)
         return self._outer
 
@@ -636,7 +713,8 @@ class World:
         if self._groups is not None:
             if isinstance(every, timedelta):
                 raise ValueError(f"every={every}: give steps, so that all shards are of one step")
-            directory = Path(directory) / f"shard-{self._groups.place}-of-{self._groups.size}"
+            place, size = self._groups.place, self._groups.size
+            directory = Path(directory) / recovery.folder_of(place, size)
         checkpoints = Checkpoints(
             directory, every=every, keep=keep, log=lambda text: say(f"elastic: {text}")
         )
@@ -679,10 +757,12 @@ class World:
     def _go(self) -> None:
         changes = self._at
         changes.watch.stop()
-        if self._saving is not None and (changes.all_leave or len(changes.epochs.members) == 1):
+        last = changes.all_leave or len(changes.epochs.members) == 1
+        if self._saving is not None and last and not changes.is_torn:
             self._saving.save(certainly=True)
         if self._reporter is not None:
             self._reporter.look()
+        changes.copies.try_finish()  # so that all of the last one has gone to its holder
         changes.epochs.end()
         raise Left
 
@@ -724,6 +804,7 @@ class Step(AbstractContextManager["Step"]):
         world._check_outside("world.step()")
         changes = world._at
         changes.dealt = world._takes_batches()
+        world._check_torn()
         self._leaves = world._leaving
         changes.flags = LEAVES if self._leaves else 0
         world._progress.begin()

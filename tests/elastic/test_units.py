@@ -114,6 +114,52 @@ def test_a_newcomer_gets_the_place_that_is_missing() -> None:
     assert units.place_for(placed, 3) == 2
 
 
+def test_those_that_are_left_of_the_last_unit_are_completed() -> None:
+    members = world(3, 3)
+    left = [members[0], members[2]]
+    assert units.are_broken(left, 3)
+    assert not units.are_broken([*left, *world(3, 3)], 3)
+    came = [Process(f"n{place}", "h", place, place=place) for place in (0, 1, 1, 2)]
+    assert names(units.complete(came, 3, 8, left)) == "n1"
+    assert names(units.complete(came, 3, 8, members)) == "n0 n1 n2"
+    stay, spare = units.arrange([*left, came[1]], 3)
+    assert (names(stay), spare) == ("h0 h2 n1", ())
+
+
+def test_a_newcomer_gets_the_place_that_the_last_unit_lacks() -> None:
+    keys, waiting = dist.HashStore(), Waiting(3, lambda: 0.0)
+    members = world(3, 3)
+    waiting.place(keys, [newcomer(1)], [members[0], members[2]])
+    assert places(keys, 1) == [1]
+
+
+@pytest.mark.parametrize(
+    ("hosts", "held"),
+    [
+        ("ab", [1, 0]),
+        ("aa", [1, 0]),
+        ("aabb", [2, 3, 0, 1]),
+        ("abab", [1, 0, 3, 2]),
+        ("aaab", [3, 0, 1, 2]),
+        ("aaa", [1, 2, 0]),
+    ],
+)
+def test_copies_are_held_on_another_host(hosts: str, held: list[int]) -> None:
+    assert units.holders(processes(hosts)) == held
+
+
+def test_each_holds_one_copy_and_none_of_its_own() -> None:
+    chance = random.Random(seed())
+    for _ in range(2000):
+        mates = processes("".join(chance.choices("abcd", k=chance.randint(2, 8))))
+        held, hosts = units.holders(mates), [process.host for process in mates]
+        assert sorted(held) == list(range(len(mates)))
+        assert all(place != holder for place, holder in enumerate(held))
+        away = sum(hosts[place] != hosts[holder] for place, holder in enumerate(held))
+        largest = max(map(hosts.count, hosts))
+        assert away == min(len(mates), 2 * (len(mates) - largest))
+
+
 def hours() -> Callable[[], float]:
     """A clock in whose time nobody has to wait."""
     return partial(next, itertools.count(0.0, 3600.0))

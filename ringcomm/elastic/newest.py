@@ -1,0 +1,81 @@
+"""The newest step of which every shard is whole somewhere: on a rank's disk, or in its memory.
+
+All ranks call `search` together. Each tells of which steps it can give each shard, and all come to
+the same answer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
+
+import torch
+import torch.distributed as dist
+
+from ringcomm.elastic.gathering import gather
+
+NONE = -1  # instead of a step
+
+
+class Source(Protocol):
+    """States of training that one rank can give, by their shards' places and their steps."""
+
+    def latest(self, place: int, most: int | None) -> int:
+        """Return the newest step, `most` at most, of which it has that shard; NONE: of none."""
+
+    def check(self, place: int, step: int) -> None:
+        """Read all of a state. If it is damaged, `latest` returns an earlier step from now on."""
+
+
+class Found(NamedTuple):
+    """The answer of all ranks: the step, or NONE, and by place the rank that gives the shard."""
+
+    step: int
+    givers: list[int]
+    missing: list[int]  # the places of which there is no shard of a step that the others have
+
+
+def search(sources: Sequence[Source], places: Sequence[int], unit: int) -> Found:
+    """Search the sources of all ranks, which call this together over the default group.
+
+    `places` are the ranks' places in units of so many. A shard comes from the first rank of its
+    place that has it, else from the first one of another place. Raises what the group raises.
+    """
+    rank, most = dist.get_rank(), None
+    while True:
+        told = _tell([_latest(sources, place, most) for place in range(unit)])
+        held = [max(row[place] for row in told) for place in range(unit)]
+        step = min(held)
+        if step < 0:
+            return Found(NONE, [], [place for place, newest in enumerate(held) if newest < 0])
+        if max(map(max, told)) > step:  # of a shard, and others are behind
+            most = step
+            continue
+        givers = [_giver(step, told, place, places) for place in range(unit)]
+        for place in range(unit):
+            if givers[place] == rank:
+                _source(sources, place, step).check(place, step)
+        told = _tell([_latest(sources, place, most) for place in range(unit)])
+        if all(told[giver][place] == step for place, giver in enumerate(givers)):
+            return Found(step, givers, [])
+
+
+def _latest(sources: Sequence[Source], place: int, most: int | None) -> int:
+    return max((source.latest(place, most) for source in sources), default=NONE)
+
+
+def _source(sources: Sequence[Source], place: int, step: int) -> Source:
+    return next(source for source in sources if source.latest(place, step) == step)
+
+
+def _giver(step: int, told: Sequence[Sequence[int]], place: int, places: Sequence[int]) -> int:
+    order = sorted(range(len(places)), key=lambda rank: places[rank] != place)
+    return next(rank for rank in order if told[rank][place] == step)
+
+
+def _tell(mine: list[int]) -> list[list[int]]:
+    """Tell all ranks some numbers; returns each rank's."""
+    every = torch.empty(dist.get_world_size() * len(mine), dtype=torch.int64)
+    gather(every, torch.tensor(mine))
+    rows: list[list[int]] = every.view(-1, len(mine)).tolist()
+    return rows
