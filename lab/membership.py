@@ -25,8 +25,10 @@ import sys
 from collections import Counter
 
 from lab.membership_rules import without
+from lab.simulated_store import HOME
 from lab.simulated_time import Owner
 from lab.simulated_world import LEASE, OPERATION, Course, Spec, require
+from ringcomm.elastic.rendezvous import Record
 
 RESTART_SECONDS = 1.0  # until a launcher starts a process anew
 CALM_SECONDS = 200.0  # within which all is well after the last fault
@@ -94,15 +96,23 @@ class Run:
             )
         self.course.note("no more faults")
         time.sleep(max(0.0, self.healed - time.now))
-        began = time.now
         if self.failing:
             time.sleep(FAILING_SECONDS)
         self._end_hangs()
+        self._await_calm()
+        if self._has_ended():
+            self.start()
+            time.sleep(RESTART_SECONDS)
+            self._await_calm()
+        self._check_failures()
+        time.stop()
+
+    def _await_calm(self) -> None:
+        """Wait until all is well."""
+        time, began = self.course.time, self.course.time.now
         while (wrong := self._what_is_wrong()) and time.now - began < CALM_SECONDS:
             time.sleep(RESTART_SECONDS)
         require(not wrong, wrong)
-        self._check_failures()
-        time.stop()
 
     def _end_hangs(self) -> None:
         """End those that hang and are alone: nobody waits for them."""
@@ -127,6 +137,12 @@ class Run:
         lag = LAG_SECONDS + (2 * OPERATION if hangs else 0.0)
         return self.course.time.now < max(self.healed, self.course.succeeded) + lag
 
+    def _has_ended(self) -> bool:
+        """Tell whether the last world has come to the end of its training, and knows it."""
+        _, keys = self.course.network.stores[HOME]
+        members = Record.from_text(keys["world"].decode()).members if "world" in keys else ()
+        return bool(members) and all(keys.get(f"dead/{p.uuid}") == b"ended" for p in members)
+
     def _what_is_wrong(self) -> str:
         course = self.course
         owners = [o for o in course.owners if o.more.rank not in self.failing]
@@ -135,8 +151,11 @@ class Run:
         alive = [owner for owner in owners if owner.alive]
         if course.goal < 10**9:
             enough = len(alive) >= course.start or any(map(is_member, alive))
-            return f"{alive[0].name} does not end" if enough else ""
+            ends = enough or self._has_ended()
+            return f"{alive[0].name} does not end" if alive and ends else ""
         inside = [owner for owner in alive if is_member(owner)]
+        if any(owner.more.fates[:1] == ("later",) for owner in inside):
+            return "a member is about to die"
         if not inside:
             return f"{len(alive)} found no world" if len(alive) >= course.start else ""
         worlds = {epoch_of(owner) for owner in inside}

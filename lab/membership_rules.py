@@ -47,16 +47,11 @@ def not_whole(came: Processes, unit: int, most: int) -> list[Process]:
     return [process for process in came if process.ready][:most]
 
 
-def not_recalled(self: Waiting, keys: Any) -> None:
-    self._recalled = True
-
-
 LOOK, GONE = Lapse.look, lease.are_gone
 # A name, and the stand-in that switches the rule off.
 RULES: dict[str, tuple[Any, str, Any]] = {
     "begin": (waiting, "BEGIN_SECONDS", 0.0),  # a newcomer waits before it begins a unit
     "mates": (Waiting, "expect", nothing),  # those that will wait count before they ask
-    "recall": (Waiting, "_recall", not_recalled),  # also at the next one that leads
     "bars": (watch, "BAR_LONGEST", 0.0),  # one that failed to enter is not called for a while
     "forgive": (Bars, "forget", nothing),  # and all is forgotten once it has entered
     "alone": (Bars, "length", lambda self, process: 0.0),  # those that failed come one by one
