@@ -1,0 +1,377 @@
+"""A simulated process of an elastic training: the shipped Python code, over stand-ins.
+
+`ringcomm.elastic`'s World, Changes, Epochs, Entrance, Rendezvous, Watch, Waiting, Bars, Lapse and
+Hang run as they are. Stand-ins have the place of torch's groups, the agreement, the store, the
+clock, and the model, which here is a number of steps.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+from unittest import mock
+
+from lab.simulated_group import Backend, Groups
+from lab.simulated_store import Network, SimulatedStore
+from lab.simulated_time import Killed, Owner, Time
+from ringcomm.elastic import (
+    changes,
+    entrance,
+    epochs,
+    errors,
+    gathering,
+    hang,
+    rendezvous,
+    watch,
+    world,
+)
+from ringcomm.elastic.changes import COUNTERS
+from ringcomm.elastic.epochs import Settings
+from ringcomm.elastic.hang import Progress
+from ringcomm.elastic.lease import Lapse
+from ringcomm.elastic.process import Process
+from ringcomm.elastic.waiting import Waiting
+from ringcomm.elastic.watch import Bars
+
+LEASE, HUNG_AFTER, PATIENCE, OPERATION = 15.0, 8.0, 2.0, 20.0  # seconds
+JOIN_TIMEOUT = 10_000.0
+LEAST_SLEEP = 0.02
+DIES_AFTER = {0: "member", 3: "later"}  # steps
+SAVE_EVERY = 5  # steps, between checkpoints
+ENDS = (RuntimeError, ValueError, TimeoutError)  # a program ends by these with status 1
+# Looks are rarer than in production, and what is measured by them is longer.
+SECONDS: dict[Any, dict[str, float]] = {
+    rendezvous: {"LOOK_SECONDS": 0.2, "ANSWER_SECONDS": 0.6, "JOIN_SECONDS": 0.6},
+    watch: {"LOOK_SECONDS": 0.3, "JOIN_SECONDS": 0.6, "LONGEST_SECONDS": 2.0, "END_SECONDS": 0.0},
+    hang: {"FEWEST": 2},
+}
+
+
+@dataclass
+class Spec:
+    """A process as its launcher knows it, and the fate in store for it."""
+
+    host: str
+    rank: int = -1
+    supervised: bool = True  # it is started anew if it ends by an error
+    differs: bool = False  # from the others, in its parameters
+    # Where it dies, and where it does when it is started anew: as a "guest", as a new "member", or
+    # "later", after some steps.
+    fates: tuple[str, ...] = ()
+    hangs_at: float = float("inf")
+    # Below is the state of the process.
+    hangs: bool = False
+    pid: int = 0
+    backend: Backend | None = None
+    threads: int = 0
+    world: Any = None
+    said: list[str] = field(default_factory=list)
+    status: int | None = None
+
+
+class Model:
+    """Stands in for Tracked: the state is a number of steps, of which each rank holds a shard."""
+
+    sampler = None
+    parameters = optimizers = schedulers = scalers = wrappers = ()
+
+    def __init__(self, course: Course) -> None:
+        self.course, self.steps, self.epoch = course, 0, 0
+        self.objects: dict[str, Any] = {}
+        self.shards = SimpleNamespace(regroup=lambda: course.check_units())
+        self.averages = SimpleNamespace(begin=lambda: None, count=self._count)
+
+    def _count(self) -> None:
+        self.steps += 1
+        self.course.applied(self.steps, self.epoch)
+
+    def mark(self) -> None:
+        """A step begins, in this epoch. The decision that ends it may be what makes it count."""
+        self.epoch = self.course.time.owner.more.world.epoch
+
+    def fingerprint(self) -> int:
+        more = self.course.time.owner.more
+        differs = more.differs and not more.world._founder
+        return hash((more.world._changes.epochs.me.place, self.steps, differs))
+
+    def signature(self) -> str:
+        return "model"
+
+    def pack(self) -> Any:
+        place = self.course.time.owner.more.world._changes.epochs.me.place
+        counters = self.objects[COUNTERS].state_dict()
+        return SimpleNamespace(total_bytes=0, place=place, steps=self.steps, counters=counters)
+
+    def unpack(self, state: Any) -> None:
+        assert state.place == self.course.time.owner.more.world._changes.epochs.me.place
+        self.steps = state.steps
+        self.objects[COUNTERS].load_state_dict(state.counters)
+
+    def _nothing(self, *_: Any) -> None:
+        pass
+
+    finish = undo = forget_undo = restore = begin_again = _nothing
+
+
+class Units:
+    """Stands in for UnitGroups."""
+
+    def __init__(self, size: int) -> None:
+        self.size, self.place = size, -1
+
+    def _nothing(self, *_: Any) -> None:
+        pass
+
+    begin = connect = take_out = stay_apart = _nothing
+
+
+class Course:
+    """A run of simulated processes: starts them, and has what they share."""
+
+    def __init__(self, seed: int, unit: int, start: int) -> None:
+        self.time = Time(seed)
+        self.network, self.groups = Network(self.time), Groups(self.time)
+        self.unit, self.start = unit, start
+        self.owners: list[Owner] = []
+        self.saved = 0  # the step of the newest checkpoint
+        self.goal = 10**9  # steps
+        self.lines: dict[int, dict[int, int]] = {}  # by life: the epoch in which a step was applied
+        self.newest = -1  # life that has applied steps
+        self.succeeded = 0.0  # when it did so for the first time
+        self.entrances: dict[tuple[str, int], int] = {}  # that failed in a row
+        self.events: list[str] = []
+
+    def note(self, text: str) -> None:
+        self.events.append(f"{self.time.now:8.2f} {self.time.owner.name:8} {text}")
+
+    # ---- processes
+
+    def launch(self, spec: Spec) -> Owner:
+        """Start a process; the launcher starts one anew that has ended with an error."""
+        spec.pid = len(self.owners) + 1
+        owner = Owner(f"{spec.host}/{spec.rank}#{spec.pid}", more=spec)
+        self.owners.append(owner)
+        self.time.spawn(owner, lambda: self._main(owner))
+        return owner
+
+    def _main(self, owner: Owner) -> None:
+        spec = owner.more
+        try:
+            self._train(spec)
+            spec.status = 0
+        except ENDS as error:
+            if isinstance(error, errors.TooFew):
+                self.check_shards()
+            self.note(f"ends: {type(error).__name__}: {error}")
+            spec.status = 1
+        except SystemExit as error:
+            self.note(f"ends: {type(error).__name__}")
+            spec.status = int(error.code or 0)
+        owner.main_ends = True
+        while spec.threads:
+            self.time.sleep(0.1)
+        owner.alive = False
+
+    def _train(self, spec: Spec) -> None:
+        time = self.time
+        units: Any = Units(self.unit) if self.unit > 1 else None
+        options: Any = SimpleNamespace()
+        settings = Settings(OPERATION, PATIENCE, options)
+        store, clock = SimulatedStore(self.network), time.monotonic
+        way: Any = (store, settings, self.start, Lapse(LEASE, clock), None, units)
+        into = entrance.Entrance("run", *way)
+        into._rendezvous.heard = time.now
+        progress: Any = Progress(HUNG_AFTER, clock)
+        device: Any = None
+        mine = world.World(store, into, (1, None), JOIN_TIMEOUT, device, progress, units)
+        spec.world = mine
+        if entered := into.enter(JOIN_TIMEOUT):
+            mine._begin(entered)
+        time.sleep(time.random.uniform(0.1, 1.5))  # it makes its model
+        mine.track()
+        self._load(mine)
+        made = 0
+        while mine.step_number < self.goal:
+            with mine.step():
+                if spec.fates[:1] == (DIES_AFTER.get(made),):
+                    self.kill(time.owner)
+                made += 1
+                time.sleep(time.random.uniform(0.5, 1.0))
+                if time.now > spec.hangs_at and made > hang.FEWEST:  # the first steps may be slow
+                    spec.hangs = True
+                    time.sleep(1e9)
+
+    def _load(self, mine: Any) -> None:
+        """Go on from the checkpoint, in a world that was founded just now."""
+        if not mine._founder or mine.step_number:
+            return
+        mine._at.shared = False
+        steps = mine.attempt(lambda: min(self.groups.exchange(self.saved)))
+        mine._tracked.steps = mine._at.counters.steps = steps
+        mine._at.shared = mine._at.fresh = True
+
+    def kill(self, owner: Owner) -> None:
+        """End a process; where it does so itself, at once."""
+        owner.alive = False
+        if self.time.current is not None and self.time.owner is owner:
+            raise Killed
+
+    # ---- what they do, checked
+
+    def applied(self, step: int, epoch: int) -> None:
+        """A member applies a step, computed in that epoch: as all do, and in one life at a time."""
+        mine = self.time.owner.more.world._changes.epochs
+        line = self.lines.setdefault(mine.life, {})
+        known = line.setdefault(step, epoch)
+        require(known == epoch, f"step {step} of life {mine.life} is applied in two epochs")
+        if mine.life > self.newest:
+            self.newest, self.succeeded = mine.life, self.time.now
+        if mine.members[0] == mine.me and step % SAVE_EVERY == 0:
+            self.saved = max(self.saved, step) if mine.life == self.newest else self.saved
+        late = self.time.now - self.succeeded
+        apart = mine.life == self.newest or self.may_lag()
+        require(apart, f"two worlds apply steps, for {late:.0f} s")
+
+    def may_lag(self) -> bool:
+        """Tell whether a world may not know yet that another was founded in its place."""
+        return True
+
+    def check_units(self) -> None:
+        """All members of an epoch stand in whole units, and each has a place of its own."""
+        members = self.time.owner.more.world._changes.epochs.members
+        places: dict[str, list[int]] = {}
+        for process in members if self.unit > 1 else ():
+            places.setdefault(process.unit, []).append(process.place)
+        for name, held in places.items():
+            whole = sorted(held) == list(range(self.unit))
+            require(whole, f"unit {name} of an epoch has the places {held}")
+
+    def check_shards(self) -> None:
+        """A world goes back to its checkpoint only where no member holds some shard."""
+        members = self.time.owner.more.world._changes.epochs.members
+        held = {process.place for process in members}
+        require(len(held) < self.unit, "a world ends, and its members hold all shards")
+
+    # ---- stand-ins
+
+    def _process(self, _: str) -> Process:
+        self.time.check()
+        spec = self.time.owner.more
+        uuid, started = f"{self.time.random.getrandbits(64):x}", str(spec.pid)
+        return Process(uuid, spec.host, spec.pid, "boot", started=started, rank=spec.rank)
+
+    def _is_dead(self, process: Process) -> bool:
+        near = self.time.owner.more.host == process.host
+        return near and not self.owners[process.pid - 1].alive
+
+    def _spawn(self, target: Callable[[], None], **_: Any) -> Any:
+        owner = self.time.owner
+
+        def run() -> None:
+            owner.more.threads += 1
+            target()
+            owner.more.threads -= 1
+
+        return SimpleNamespace(start=lambda: self.time.spawn(owner, run))
+
+    def _threading(self) -> Any:
+        main = SimpleNamespace(is_alive=lambda: not self.time.owner.main_ends)
+        event = SimpleNamespace(wait=self.time.sleep, clear=lambda: None, set=lambda: None)
+        return SimpleNamespace(
+            Thread=self._spawn,
+            Event=lambda: event,
+            Lock=contextlib.nullcontext,
+            main_thread=lambda: main,
+        )
+
+    def _end_of_a_hang(self, seconds: float) -> None:
+        owner = self.time.owner
+        self.note(f"hangs for {seconds:.0f} s")
+        require(owner.more.hangs, "a rank that only waits ends as if it hung")
+        self.kill(owner)
+
+    def _send(self, state: Any, group: Any, givers: list[int], joiners: list[int]) -> int:
+        self.groups.exchange(state)
+        return 0
+
+    def _receive(self, unpack: Callable[[Any], None], group: Any, givers: list[int]) -> None:
+        owner = self.time.owner
+        mine = owner.more.world._changes.epochs
+        is_guest = mine.me in mine.guests
+        if is_guest and owner.more.fates[:1] == ("guest",):
+            self.kill(owner)
+        unpack(self.groups.exchange(None)[givers[0]])
+
+    def replaced(self) -> dict[Any, dict[str, Any]]:
+        """Return what stands in for names of each module."""
+        time = self.time
+        clock = SimpleNamespace(
+            monotonic=time.monotonic,
+            time=time.monotonic,
+            sleep=lambda seconds: time.sleep(max(LEAST_SLEEP, seconds)),
+        )
+        common: dict[str, Any] = {"time": clock, "say": self.note, "within": self.network.within}
+        torch = {"dist": self.groups.torch()}
+        exchange = self.groups.exchange
+        library = SimpleNamespace(card=lambda: "")
+        transfer = SimpleNamespace(send=self._send, receive=self._receive)
+        reporter = SimpleNamespace(start=lambda: None, look=lambda: None)
+        return {
+            rendezvous: common,
+            errors: common,
+            watch: {
+                **common,
+                "threading": self._threading(),
+                "Bars": lambda: Bars(time.monotonic),
+                "Waiting": lambda unit: Waiting(unit, time.monotonic),
+            },
+            hang: {
+                **common,
+                "waits_in_an_operation": lambda: time.owner.in_operation,
+                "end_of_a_hang": self._end_of_a_hang,
+            },
+            entrance: {**common, **torch, "load_library": lambda: library},
+            epochs: {
+                **common,
+                **torch,
+                "Agreement": self.groups.agreement,
+                "backend_of": lambda *_: time.owner.more.backend,
+            },
+            changes: {
+                **common,
+                **torch,
+                "vote": lambda mine, _: exchange(mine),
+                "transfer": transfer,
+            },
+            gathering: {"tell": exchange},
+            world: {
+                **common,
+                **torch,
+                "Hang": functools.partial(hang.Hang, clock=time.monotonic),
+                "Reporter": lambda *_: reporter,
+                "Tracked": lambda _: Model(self),
+                "register_optimizer_step_pre_hook": lambda _: None,
+                "register_optimizer_step_post_hook": lambda _: None,
+            },
+        }
+
+    @contextlib.contextmanager
+    def stands_in(self) -> Iterator[None]:
+        """Have the shipped modules use the stand-ins meanwhile."""
+        with contextlib.ExitStack() as stack:
+            for module, names in self.replaced().items():
+                for name, value in {**names, **SECONDS.get(module, {})}.items():
+                    if hasattr(module, name):
+                        stack.enter_context(mock.patch.object(module, name, value))
+            stack.enter_context(mock.patch.object(Process, "this", self._process))
+            stack.enter_context(mock.patch.object(Process, "is_dead", lambda p: self._is_dead(p)))
+            yield
+
+
+def require(holds: bool, says: str) -> None:
+    if not holds:
+        raise AssertionError(says)
