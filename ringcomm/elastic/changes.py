@@ -595,10 +595,10 @@ class Changes:
             vote(Ballot(epochs.epoch, self.counters.commits), len(epochs.all))
         except RuntimeError as error:
             self.check_failure(error)
-        if epochs.pulse is not None:
-            epochs.pulse.end()
         self.stale = True
         epochs.agree(self.counters.commits, False, "", failed=False)
+        if epochs.pulse is not None:  # not before: the vote may end later on others
+            epochs.pulse.end()
         old = {process.uuid for process in self.before}
         joined = [process.uuid for process in epochs.members if process.uuid not in old]
         self.counters.seed_generators(joined.index(epochs.me.uuid))
