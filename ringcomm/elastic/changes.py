@@ -361,8 +361,10 @@ class Changes:
         finally:
             self.meets = False
         self._note(decided, entering, late)
-        self.watch.waiting.expect(p for p in decided.lost if decided.fates.get(p.uuid) == BROKEN)
-        self._bar([process for process in decided.lost if process.uuid in entering])
+        broken = [p for p in decided.lost if decided.fates.get(p.uuid) == BROKEN]
+        self.watch.waiting.expect(broken)
+        failed = [p for p in decided.lost if p.uuid in entering and p not in broken]
+        self._bar(failed)  # those whose mate died live, and are not to blame
         counts = decided.step > self.counters.commits
         if decided.step - self.counters.commits > 1 or (counts and not self.voted):
             raise Evicted(
