@@ -9,7 +9,10 @@ a lease lapses while its world lives. What must hold:
   - When faults have ended, all are members of one world soon, but for those that are too few for
     a unit, and those whose entrances fail.
   - Joiners that fail cost the members a bounded number of changes, and success is forgiven.
-  - A rank that hangs ends, and none does that only waits.
+  - A rank that hangs ends, and none does that only waits, was stopped, or is slow.
+  - The mates of a member that died live on, and come in again as guests.
+  - A member has the state. One that takes it slowly becomes a member, and the others don't wait
+    long for one that is frozen, or makes no progress.
   - Those that come after the end of the training end, too.
 
     python -m lab.membership FIRST COUNT                   so many seeds
@@ -25,15 +28,24 @@ import sys
 from collections import Counter
 
 from lab.membership_rules import without
+from lab.membership_trials import HANG_SECONDS, SLOW_STEP, Trials
 from lab.simulated_store import HOME
 from lab.simulated_time import Owner
-from lab.simulated_world import LEASE, OPERATION, Course, Spec, require
+from lab.simulated_world import (
+    LEASE,
+    OPERATION,
+    TROUBLES,
+    Course,
+    Spec,
+    epoch_of,
+    is_member,
+    require,
+)
 from ringcomm.elastic.rendezvous import Record
 
 RESTART_SECONDS = 1.0  # until a launcher starts a process anew
 CALM_SECONDS = 200.0  # within which all is well after the last fault
 FAILING_SECONDS = 60.0  # that those whose entrances fail go on with that
-HANG_SECONDS = 60.0  # within which one that hangs has ended
 LAG_SECONDS = 10.0  # of a world that reaches the store and was succeeded
 MOST_FAILURES = 10  # entrances of a process that fail in one world, in some minutes
 LONG = (LEASE + 5.0, LEASE + 25.0)  # for a lease to lapse
@@ -100,6 +112,8 @@ class Run:
             time.sleep(FAILING_SECONDS)
         self._end_hangs()
         self._await_calm()
+        if self.course.goal == 10**9 and not self.failing:
+            Trials(self.course, self.chance, self.start, self._await_calm).make_one()
         if self._has_ended():
             self.start()
             time.sleep(RESTART_SECONDS)
@@ -164,10 +178,25 @@ class Run:
         seen, self.seen = self.seen, (course.newest, max(course.lines.get(course.newest, (0,))))
         if seen >= self.seen:
             return f"no steps after {seen}"
-        waits = [owner for owner in alive if not is_member(owner)]
-        many = course.unit * (1 + len(self.failing)) - len(self.failing)
-        names = [f"{o.name}: place {o.more.world._entrance._rendezvous.me.place}" for o in waits]
-        return f"these wait for ever: {names}" if len(waits) >= many else ""
+        return self._who_waits([owner for owner in alive if not is_member(owner)])
+
+    def _who_waits(self, waits: list[Owner]) -> str:
+        """Tell whether some wait that could make a unit, or that were given places unevenly.
+
+        Places are even if they are with those of the processes that went for good.
+        """
+        unit, failing = self.course.unit, len(self.failing)
+        held = {owner.name: place_of(owner) for owner in waits}
+        if unit == 1:
+            return f"these wait for ever: {held}" if waits else ""
+        newest = {(owner.more.host, owner.more.rank): owner for owner in self.course.owners}
+        gone = [place_of(owner) for owner in newest.values() if not owner.alive]
+        there = [*held.values()]
+        counts = [(there + gone).count(place) for place in range(unit)]
+        many = len(waits) >= unit + failing * (unit - 1)
+        uneven = many and max(counts) - min(counts) > 1 + failing
+        whole = -1 in there or set(there) == set(range(unit))
+        return f"these wait for ever: {held}, gone are {gone}" if whole or uneven else ""
 
     def _check_failures(self) -> None:
         """Joiners that fail are called ever less often."""
@@ -228,7 +257,14 @@ class Run:
             self.newcomer()
 
     def fails(self) -> None:
-        self.failing.add(self.start(fates=("guest",) * 99))
+        self.failing.add(self.start(fates=(self.chance.choice(("guest", "member")),) * 99))
+
+    def has_trouble(self) -> None:
+        self.start(fates=(self.chance.choice(TROUBLES),))
+
+    def slow_step(self) -> None:
+        if owner := self._one():
+            owner.more.slow = SLOW_STEP
 
     def differs(self) -> None:
         self.failing.add(self.start(differs=True))
@@ -287,19 +323,14 @@ FAULTS = (
     *(Run.kill, Run.kill_at_some_point, Run.kill_two, Run.kill_all, Run.stop, Run.stop_all),
     *(Run.hang, Run.leave, Run.newcomer, Run.newcomers, Run.fails, Run.differs, Run.relapses),
     *(Run.cut, Run.succeeded, Run.starts_at_once, Run.leader_dies_as_others_come),
+    *(Run.has_trouble, Run.slow_step),
 )
 
 
-def is_member(owner: Owner) -> bool:
-    changes = owner.more.world._changes if owner.more.world else None
-    if changes is None or changes.stale or changes.given_up or changes.is_spare:
-        return False
-    return changes.epochs.me in changes.epochs.members
-
-
-def epoch_of(owner: Owner) -> tuple[int, int]:
-    epochs = owner.more.world._changes.epochs
-    return epochs.life, epochs.epoch
+def place_of(owner: Owner) -> int:
+    """Return the place in a unit that a process was given; -1 for none."""
+    world = owner.more.world
+    return -1 if world is None else int(world._entrance._rendezvous.me.place)
 
 
 def simulate(seed: int, rule: str = "", tells: bool = False) -> None:

@@ -6,7 +6,7 @@ agreement is an oracle that makes one decision for each epoch, as decree_sim pro
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from types import SimpleNamespace
@@ -67,6 +67,9 @@ class Backend:
     def _close(self) -> None:
         pass
 
+    def _reconfigure_handle(self) -> str:
+        return ""
+
     def _set_default_timeout(self, timeout: timedelta) -> None:
         self.timeout = timeout.total_seconds()
 
@@ -79,13 +82,17 @@ class Backend:
         self.operations += 1
         given[self._rank] = value
         time.owner.in_operation = True
-        began, pause = time.now, SOON
+        began = ended = time.now
+        pause = SOON
         try:
             while True:
                 time.sleep(time.random.uniform(0, pause))
                 pause = min(LATEST, 1.5 * pause)
                 broken = self.group.is_broken()
                 full = len(given) == self.size()
+                ended = ended if full else time.now
+                if full and time.now - ended < time.owner.lag and self._rank not in self.group.gone:
+                    continue
                 if full and not (broken and time.random.random() < RARE):
                     return [given[rank] for rank in range(self.size())]
                 if broken or time.now - began > self.timeout:
@@ -132,14 +139,28 @@ class Groups:
         group = self.groups.setdefault((oracle.life if oracle else life, epoch), Group(world_size))
         assert group.size == world_size, (store.prefix, group, world_size, time.owner.name)
         group.owners[rank] = time.owner
+        try:
+            self._await(group, timeout.total_seconds(), oracle)
+        except dist.DistBackendError:
+            group.gone.add(rank)
+            raise
         time.owner.more.backend = Backend(time, group, rank, timeout.total_seconds())
-        began = time.now
-        while len(group.owners) < world_size:
+
+    def _await(self, group: Group, seconds: float, oracle: Any) -> None:
+        time, began = self.time, self.time.now
+        while len(group.owners) < group.size:
             time.sleep(time.random.uniform(0, LATEST))
             if oracle is not None:
                 oracle.check_members()
-            if group.is_broken() or time.now - began > timeout.total_seconds():
+            if group.is_broken() or time.now - began > seconds:
                 raise dist.DistBackendError("a group is not made")
+
+    def backend_of(self, *_: Any) -> Backend:
+        """Stand in for the function of that name."""
+        if (backend := self.time.owner.more.backend) is None:
+            raise ValueError("there is no group")
+        present: Backend = backend
+        return present
 
     def destroy(self) -> None:
         """Stand in for dist.destroy_process_group."""
@@ -149,10 +170,7 @@ class Groups:
         self.time.owner.more.backend = None
 
     def exchange(self, value: Any) -> list[Any]:
-        if (backend := self.time.owner.more.backend) is None:
-            raise dist.DistBackendError("there is no group")
-        values: list[Any] = backend.exchange(value)
-        return values
+        return self.backend_of().exchange(value)
 
     def agreement(
         self, run: str, backend: Backend, epoch: int, guests: int = 0, made: Decision = NOTHING
@@ -200,6 +218,7 @@ class Oracle:
         self._owners = [backend.group.owners[rank] for rank in range(backend.size())]
         self._size = backend.size() - guests  # of the members
         self._rank = backend.rank()
+        self._check_guests: Callable[[], None] = lambda: None
         self.fates: dict[int, str] = {}
 
     @property
@@ -214,8 +233,10 @@ class Oracle:
     def adopt(self, backend: Backend) -> None:
         self._owners = [backend.group.owners[rank] for rank in range(backend.size())]
 
-    def prepare(self, options: Any, guests: Sequence[Any]) -> None:
-        options.oracle = self
+    def prepare(
+        self, options: Any, guests: Sequence[Any], check_guests: Callable[[], None]
+    ) -> None:
+        options.oracle, self._check_guests = self, check_guests
 
     def leave(self) -> None:
         self._time.check()
@@ -228,6 +249,7 @@ class Oracle:
         """Raise DistBackendError where the group of the present epoch never will be made."""
         if self.lost() or self._meeting.entered or self._meeting.decision:
             raise dist.DistBackendError("the group of this epoch never will be made")
+        self._check_guests()
 
     def agree(
         self,

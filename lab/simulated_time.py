@@ -30,9 +30,31 @@ class Owner:
     alive: bool = True
     stopped_until: float = 0.0
     acts: int = -1  # sleeps until it dies; -1: it lives
+    lag: float = 0.0  # seconds by which it sees the end of an operation later than others
+    slowness: float = 1.0  # how many times as long as it should one of its threads waits
     main_ends: bool = False  # its program has come to an end, however
     in_operation: bool = False
     more: Any = None
+
+
+class Event:
+    """Stands in for threading.Event. One that waits wakes when its time is over, and not before."""
+
+    def __init__(self, time: Time) -> None:
+        self._time, self._is_set = time, False
+
+    def is_set(self) -> bool:
+        return self._is_set
+
+    def set(self) -> None:
+        self._is_set = True
+
+    def clear(self) -> None:
+        self._is_set = False
+
+    def wait(self, seconds: float) -> bool:
+        self._time.sleep(seconds * self._time.owner.slowness)
+        return self._is_set
 
 
 @dataclass(eq=False)

@@ -1,8 +1,8 @@
 """A simulated process of an elastic training: the shipped Python code, over stand-ins.
 
-`ringcomm.elastic`'s World, Changes, Epochs, Entrance, Rendezvous, Watch, Waiting, Bars, Lapse and
-Hang run as they are. Stand-ins have the place of torch's groups, the agreement, the store, the
-clock, and the model, which here is a number of steps.
+`ringcomm.elastic`'s World, Changes, Epochs, Entrance, Rendezvous, Watch, Waiting, Bars, Lapse,
+Hang, Pulse and Guard run as they are. Stand-ins have the place of torch's groups, the agreement,
+the store, the clock, and the model, which here is a number of steps.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from unittest import mock
 
 from lab.simulated_group import Backend, Groups
 from lab.simulated_store import Network, SimulatedStore
-from lab.simulated_time import Killed, Owner, Time
+from lab.simulated_time import Event, Killed, Owner, Time
 from ringcomm.elastic import (
     changes,
     entrance,
@@ -25,6 +25,8 @@ from ringcomm.elastic import (
     errors,
     gathering,
     hang,
+    kept_groups,
+    pulse,
     rendezvous,
     watch,
     world,
@@ -37,9 +39,15 @@ from ringcomm.elastic.process import Process
 from ringcomm.elastic.waiting import Waiting
 from ringcomm.elastic.watch import Bars
 
-LEASE, HUNG_AFTER, PATIENCE, OPERATION = 15.0, 8.0, 2.0, 20.0  # seconds
+LEASE, HUNG_AFTER, PATIENCE, OPERATION = 15.0, 4.0, 2.0, 20.0  # seconds
 JOIN_TIMEOUT = 10_000.0
 LEAST_SLEEP = 0.02
+# How a guest takes the state: its process is stopped meanwhile, or its program is and its threads
+# are not; or all goes well, slowly, or with few signs of life besides.
+TROUBLES = ("frozen", "stuck", "slow", "faint")
+FROZEN, STUCK, FAINTNESS = 30.0, 40.0, 12.0  # seconds, and the slowness of its threads
+PIECES = {"slow": 14, "faint": 6}  # of the state, one a second
+MODEL_SECONDS = ((0.1, 1.5), (0.1, 1.5), (3.0, 8.0))  # to make it: some take long
 DIES_AFTER = {0: "member", 3: "later"}  # steps
 SAVE_EVERY = 5  # steps, between checkpoints
 ENDS = (RuntimeError, ValueError, TimeoutError)  # a program ends by these with status 1
@@ -47,7 +55,8 @@ ENDS = (RuntimeError, ValueError, TimeoutError)  # a program ends by these with 
 SECONDS: dict[Any, dict[str, float]] = {
     rendezvous: {"LOOK_SECONDS": 0.2, "ANSWER_SECONDS": 0.6, "JOIN_SECONDS": 0.6},
     watch: {"LOOK_SECONDS": 0.3, "JOIN_SECONDS": 0.6, "LONGEST_SECONDS": 2.0, "END_SECONDS": 0.0},
-    hang: {"FEWEST": 2},
+    hang: {"FEWEST": 2, "USUAL_STEPS": 10},
+    pulse: {"BEAT_SECONDS": 0.3},
 }
 
 
@@ -60,9 +69,10 @@ class Spec:
     supervised: bool = True  # it is started anew if it ends by an error
     differs: bool = False  # from the others, in its parameters
     # Where it dies, and where it does when it is started anew: as a "guest", as a new "member", or
-    # "later", after some steps.
+    # "later", after some steps. Or one of TROUBLES.
     fates: tuple[str, ...] = ()
     hangs_at: float = float("inf")
+    slow: float = 0.0  # seconds by which its next step takes longer
     # Below is the state of the process.
     hangs: bool = False
     pid: int = 0
@@ -81,8 +91,9 @@ class Model:
 
     def __init__(self, course: Course) -> None:
         self.course, self.steps, self.epoch = course, 0, 0
+        self.given_to = ""  # the name under which this process got the state
         self.objects: dict[str, Any] = {}
-        self.shards = SimpleNamespace(regroup=lambda: course.check_units())
+        self.shards = SimpleNamespace(regroup=lambda: course.check_members())
         self.averages = SimpleNamespace(begin=lambda: None, count=self._count)
 
     def _count(self) -> None:
@@ -107,11 +118,12 @@ class Model:
         return SimpleNamespace(total_bytes=0, place=place, steps=self.steps, counters=counters)
 
     def unpack(self, state: Any) -> None:
-        assert state.place == self.course.time.owner.more.world._changes.epochs.me.place
-        self.steps = state.steps
+        me = self.course.time.owner.more.world._changes.epochs.me
+        assert state.place == me.place
+        self.steps, self.given_to = state.steps, me.uuid
         self.objects[COUNTERS].load_state_dict(state.counters)
 
-    def _nothing(self, *_: Any) -> None:
+    def _nothing(self, *_: Any, **__: Any) -> None:
         pass
 
     finish = undo = forget_undo = restore = begin_again = _nothing
@@ -121,7 +133,7 @@ class Units:
     """Stands in for UnitGroups."""
 
     def __init__(self, size: int) -> None:
-        self.size, self.place = size, -1
+        self.size, self.unit, self.replicas = size, None, None
 
     def _nothing(self, *_: Any) -> None:
         pass
@@ -142,6 +154,7 @@ class Course:
         self.lines: dict[int, dict[int, int]] = {}  # by life: the epoch in which a step was applied
         self.newest = -1  # life that has applied steps
         self.succeeded = 0.0  # when it did so for the first time
+        self.applied_at = self.pause = 0.0  # when it last did, and the longest time between two
         self.entrances: dict[tuple[str, int], int] = {}  # that failed in a row
         self.events: list[str] = []
 
@@ -182,6 +195,7 @@ class Course:
         options: Any = SimpleNamespace()
         settings = Settings(OPERATION, PATIENCE, options)
         store, clock = SimulatedStore(self.network), time.monotonic
+        time.owner.slowness = FAINTNESS if spec.fates[:1] == ("faint",) else 1.0
         way: Any = (store, settings, self.start, Lapse(LEASE, clock), None, units)
         into = entrance.Entrance("run", *way)
         into._rendezvous.heard = time.now
@@ -191,7 +205,7 @@ class Course:
         spec.world = mine
         if entered := into.enter(JOIN_TIMEOUT):
             mine._begin(entered)
-        time.sleep(time.random.uniform(0.1, 1.5))  # it makes its model
+        time.sleep(time.random.uniform(*time.random.choice(MODEL_SECONDS)))
         mine.track()
         self._load(mine)
         made = 0
@@ -200,7 +214,8 @@ class Course:
                 if spec.fates[:1] == (DIES_AFTER.get(made),):
                     self.kill(time.owner)
                 made += 1
-                time.sleep(time.random.uniform(0.5, 1.0))
+                slow, spec.slow = spec.slow, 0.0
+                time.sleep(time.random.uniform(0.5, 1.0) + slow)
                 if time.now > spec.hangs_at and made > hang.FEWEST:  # the first steps may be slow
                     spec.hangs = True
                     time.sleep(1e9)
@@ -230,6 +245,9 @@ class Course:
         require(known == epoch, f"step {step} of life {mine.life} is applied in two epochs")
         if mine.life > self.newest:
             self.newest, self.succeeded = mine.life, self.time.now
+        if mine.life == self.newest:
+            self.pause = max(self.pause, self.time.now - self.applied_at)
+            self.applied_at = self.time.now
         if mine.members[0] == mine.me and step % SAVE_EVERY == 0:
             self.saved = max(self.saved, step) if mine.life == self.newest else self.saved
         late = self.time.now - self.succeeded
@@ -240,9 +258,12 @@ class Course:
         """Tell whether a world may not know yet that another was founded in its place."""
         return True
 
-    def check_units(self) -> None:
-        """All members of an epoch stand in whole units, and each has a place of its own."""
-        members = self.time.owner.more.world._changes.epochs.members
+    def check_members(self) -> None:
+        """All members of an epoch have the state, and stand in whole units, at different places."""
+        mine = self.time.owner.more.world
+        epochs, given_to = mine._changes.epochs, mine._tracked.given_to
+        require(mine._founder or given_to == epochs.me.uuid, "a member does not have the state")
+        members = epochs.members
         places: dict[str, list[int]] = {}
         for process in members if self.unit > 1 else ():
             places.setdefault(process.unit, []).append(process.place)
@@ -280,10 +301,9 @@ class Course:
 
     def _threading(self) -> Any:
         main = SimpleNamespace(is_alive=lambda: not self.time.owner.main_ends)
-        event = SimpleNamespace(wait=self.time.sleep, clear=lambda: None, set=lambda: None)
         return SimpleNamespace(
             Thread=self._spawn,
-            Event=lambda: event,
+            Event=lambda: Event(self.time),
             Lock=contextlib.nullcontext,
             main_thread=lambda: main,
         )
@@ -298,13 +318,36 @@ class Course:
         self.groups.exchange(state)
         return 0
 
-    def _receive(self, unpack: Callable[[Any], None], group: Any, givers: list[int]) -> None:
+    def _receive(
+        self,
+        unpack: Callable[[Any], None],
+        group: Any,
+        givers: list[int],
+        step: Callable[[], None] = lambda: None,
+    ) -> None:
         owner = self.time.owner
         mine = owner.more.world._changes.epochs
         is_guest = mine.me in mine.guests
-        if is_guest and owner.more.fates[:1] == ("guest",):
-            self.kill(owner)
+        if is_guest:
+            self._suffer(owner, step)
         unpack(self.groups.exchange(None)[givers[0]])
+        step()
+
+    def _suffer(self, owner: Owner, step: Callable[[], None]) -> None:
+        """Have a guest come to what is in store for it as it takes the state."""
+        spec = owner.more
+        fate = "".join(spec.fates[:1])
+        if fate == "guest":
+            self.kill(owner)
+        if fate in ("frozen", "stuck"):
+            spec.fates = spec.fates[1:]
+            self.note(f"is {fate}")
+        if fate == "frozen":
+            owner.stopped_until = self.time.now + FROZEN
+        self.time.sleep(STUCK if fate == "stuck" else 0.0)
+        for _ in range(PIECES.get(fate, 0)):
+            self.time.sleep(1.0)
+            step()
 
     def replaced(self) -> dict[Any, dict[str, Any]]:
         """Return what stands in for names of each module."""
@@ -316,9 +359,8 @@ class Course:
         )
         common: dict[str, Any] = {"time": clock, "say": self.note, "within": self.network.within}
         torch = {"dist": self.groups.torch()}
-        exchange = self.groups.exchange
         library = SimpleNamespace(card=lambda: "")
-        transfer = SimpleNamespace(send=self._send, receive=self._receive)
+        compiler = SimpleNamespace(disable=lambda function, reason: function)
         reporter = SimpleNamespace(start=lambda: None, look=lambda: None)
         return {
             rendezvous: common,
@@ -335,28 +377,45 @@ class Course:
                 "end_of_a_hang": self._end_of_a_hang,
             },
             entrance: {**common, **torch, "load_library": lambda: library},
-            epochs: {
-                **common,
-                **torch,
-                "Agreement": self.groups.agreement,
-                "backend_of": lambda *_: time.owner.more.backend,
-            },
-            changes: {
-                **common,
-                **torch,
-                "vote": lambda mine, _: exchange(mine),
-                "transfer": transfer,
-            },
-            gathering: {"tell": exchange},
+            pulse: {**common, "threading": self._threading()},
+            **self._replaced_in_groups({**common, **torch}),
             world: {
                 **common,
                 **torch,
                 "Hang": functools.partial(hang.Hang, clock=time.monotonic),
                 "Reporter": lambda *_: reporter,
                 "Tracked": lambda _: Model(self),
+                "outside": SimpleNamespace(Between=lambda *_: None, watch=lambda _: None),
+                "torch": SimpleNamespace(compiler=compiler, initial_seed=lambda: 0),
                 "register_optimizer_step_pre_hook": lambda _: None,
                 "register_optimizer_step_post_hook": lambda _: None,
             },
+        }
+
+    def _replaced_in_groups(self, common: dict[str, Any]) -> dict[Any, dict[str, Any]]:
+        exchange, backend_of = self.groups.exchange, self.groups.backend_of
+        tables = SimpleNamespace(  # of a program that makes no groups of its own
+            groups=list, first_free_number=lambda _: 1, count_names_from=lambda *_: None
+        )
+        return {
+            epochs: {
+                **common,
+                "Agreement": self.groups.agreement,
+                "Pulses": functools.partial(pulse.Pulses, clock=self.time.monotonic),
+                "backend_of": backend_of,
+            },
+            kept_groups: {
+                "tell": exchange,
+                "backend_of": backend_of,
+                "groups": SimpleNamespace(connect=None),
+                "group_tables": tables,
+            },
+            changes: {
+                **common,
+                "vote": lambda mine, _: exchange(mine),
+                "transfer": SimpleNamespace(send=self._send, receive=self._receive),
+            },
+            gathering: {"tell": exchange},
         }
 
     @contextlib.contextmanager
@@ -370,6 +429,18 @@ class Course:
             stack.enter_context(mock.patch.object(Process, "this", self._process))
             stack.enter_context(mock.patch.object(Process, "is_dead", lambda p: self._is_dead(p)))
             yield
+
+
+def is_member(owner: Owner) -> bool:
+    changes = owner.more.world._changes if owner.more.world else None
+    if changes is None or changes.stale or changes.given_up or changes.is_spare:
+        return False
+    return changes.epochs.me in changes.epochs.members
+
+
+def epoch_of(owner: Owner) -> tuple[int, int]:
+    epochs = owner.more.world._changes.epochs
+    return epochs.life, epochs.epoch
 
 
 def require(holds: bool, says: str) -> None:
