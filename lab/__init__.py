@@ -17,6 +17,8 @@ documents        the pages of the documentation, taken apart
 oracle           what every collective has to give; `pair` compares programs with Gloo's results
 outcomes         how a call ended, in a child that may die
 simulated_device, simulated_plans    a device made of threads; the time of plans by a model
+membership       elastic processes in virtual time; `membership_rules` can be switched off
+simulated_time, simulated_store, simulated_group, simulated_world    its stand-ins
 zygote           programs that start at once, forked; `zygote_client` starts them
 faults           the fault table: its rows, and the programs that they run
 """

@@ -67,14 +67,13 @@ void wait_as_before(std::condition_variable* condition, std::unique_lock<std::mu
 }
 
 // libstdc++ has gained these since GCC 8. The labels are the names that the compiler gives them.
-#define HIDDEN extern "C" __attribute__((visibility("hidden")))  // NOLINT
-
-HIDDEN void throw_bad_array_new_length() __asm__("_ZSt28__throw_bad_array_new_lengthv");
+extern "C" __attribute__((visibility("hidden"))) void throw_bad_array_new_length() __asm__(
+    "_ZSt28__throw_bad_array_new_lengthv");
 void throw_bad_array_new_length() { throw std::bad_array_new_length(); }
 
 // A runtime_error that is moved is copied: its text is counted, and copying cannot fail.
-HIDDEN void move_error(void* place,
-                       const std::runtime_error& error) __asm__("_ZNSt13runtime_errorC2EOS_");
+extern "C" __attribute__((visibility("hidden"))) void move_error(
+    void* place, const std::runtime_error& error) __asm__("_ZNSt13runtime_errorC2EOS_");
 void move_error(void* place, const std::runtime_error& error) {
   ::new (place) std::runtime_error(error);
 }
@@ -83,13 +82,13 @@ void move_error(void* place, const std::runtime_error& error) {
 extern "C" void copy_pointer(void* place, const void* from) __asm__(
     "_ZNSt15__exception_ptr13exception_ptrC1ERKS0_");
 extern "C" void end_pointer(void* pointer) __asm__("_ZNSt15__exception_ptr13exception_ptrD1Ev");
-HIDDEN void add_reference(const void* pointer) __asm__(
+extern "C" __attribute__((visibility("hidden"))) void add_reference(const void* pointer) __asm__(
     "_ZNSt15__exception_ptr13exception_ptr9_M_addrefEv");
 void add_reference(const void* pointer) {
   alignas(std::exception_ptr) std::byte copy[sizeof(std::exception_ptr)];
   copy_pointer(copy, pointer);  // which stays
 }
-HIDDEN void release_reference(void* pointer) __asm__(
+extern "C" __attribute__((visibility("hidden"))) void release_reference(void* pointer) __asm__(
     "_ZNSt15__exception_ptr13exception_ptr10_M_releaseEv");
 void release_reference(void* pointer) { end_pointer(pointer); }
 

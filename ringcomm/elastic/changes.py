@@ -374,8 +374,10 @@ class Changes:
         self._note(decided, entering, late)
         self.copies.try_finish()
         self._note_torn(before, decided)
-        self.watch.waiting.expect(p for p in decided.lost if decided.fates.get(p.uuid) == BROKEN)
-        self._bar([process for process in decided.lost if process.uuid in entering])
+        broken = [p for p in decided.lost if decided.fates.get(p.uuid) == BROKEN]
+        self.watch.waiting.expect(broken)
+        blamed = [p for p in decided.lost if p.uuid in entering and p not in broken]
+        self._bar(blamed)  # those whose mate died live, and are not to blame
         counts = decided.step > self.counters.commits
         if decided.step - self.counters.commits > 1 or (counts and not self.voted):
             raise Evicted(
@@ -656,10 +658,10 @@ class Changes:
             vote(Ballot(epochs.epoch, self.counters.commits), len(epochs.all))
         except RuntimeError as error:
             self.check_failure(error)
-        if epochs.pulse is not None:
-            epochs.pulse.end()
         self.stale = True
         decided = epochs.agree(self.counters.commits, False, "", failed=False)
+        if epochs.pulse is not None:  # not before: the vote may end later on others
+            epochs.pulse.end()
         if self.is_torn:
             self.counters.commits = decided.step
         old = {process.uuid for process in self.before}

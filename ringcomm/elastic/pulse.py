@@ -73,14 +73,15 @@ class Signs:
         most = MISSED + math.ceil(TRIPS * trip / BEAT_SECONDS)
         self._most = most << min(failures, MOST_DOUBLINGS)
         self._clock = clock
-        self._count, self._missed, self._since = 0, 0, clock()
+        self._count, self._missed = 0, 0
+        self.moved = clock()  # when there was progress
 
     def fault(self, count: int, state_bytes: int) -> str:
         """Note a look at its count; returns why it is to be given up, or ""."""
         self._missed = self._missed + 1 if count == self._count else 0
         if count // STEP != self._count // STEP:
-            self._since = self._clock()
-        self._count, still = count, self._clock() - self._since
+            self.moved = self._clock()
+        self._count, still = count, self._clock() - self.moved
         if self._missed >= self._most:
             return "gives no sign of life"
         if still > STILL_SECONDS + state_bytes / STILL_RATE:
@@ -91,10 +92,16 @@ class Signs:
 class Pulses:
     """The pulses of an epoch's guests, as rank 0 looks at them, for all members."""
 
-    def __init__(self, keys: Any, epoch: str, guests: Sequence[tuple[Process, int]]) -> None:
+    def __init__(
+        self,
+        keys: Any,
+        epoch: str,
+        guests: Sequence[tuple[Process, int]],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         """`guests` come with their failures so far; `epoch` is a name that no other epoch has."""
         self._keys, self._epoch = keys, epoch
-        self._guests = [(guest, Signs(failures, guest.trip)) for guest, failures in guests]
+        self._guests = [(guest, Signs(failures, guest.trip, clock)) for guest, failures in guests]
         self.state_bytes = 0  # of the state that they load
 
     def fault(self) -> str:
@@ -106,7 +113,14 @@ class Pulses:
                 say(f"elastic: {fault}")
                 self._keys.set(f"given-up/{self._epoch}", fault)
                 return fault
+        self._move_together()
         return ""
+
+    def _move_together(self) -> None:
+        """Have the progress of one guest be that of all: those that are ready wait for others."""
+        moved = max((signs.moved for _, signs in self._guests), default=0.0)
+        for _, signs in self._guests:
+            signs.moved = moved
 
 
 def heard(keys: Any, epoch: str) -> str:

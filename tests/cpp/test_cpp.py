@@ -182,7 +182,7 @@ def test_a_million_simulated_networks(cpp_program: Program) -> None:
 # Chance alone does not show that all_promise, certify and heed are missed: decree_sim has a check
 # for each of them.
 DECREE = ["promise", "recall", "majority", "unanimous", "mutual", "unbound", "voted"]
-MEMBERS = ["freeze", "vote", "refusal", "reread", "last_words"]
+MEMBERS = ["freeze", "vote", "refusal", "reread", "last_words", "confirm", "give_up", "drop"]
 
 
 @pytest.mark.parametrize("rule", [*DECREE, *MEMBERS])

@@ -214,6 +214,23 @@ def test_all_members_hear_that_a_guest_is_silent() -> None:
     assert heard(keys, "0/2") == ""
 
 
+def test_a_guest_that_has_the_state_may_wait_for_a_slower_one() -> None:
+    keys, now = dist.HashStore(), [0.0]
+    guests = [(Process("quick", "host", 1), 0), (Process("slow", "host", 2), 0)]
+    pulses = Pulses(keys, "0/1", guests, lambda: now[0])
+    for _ in range(3 * int(STILL_SECONDS)):
+        now[0] += 1
+        keys.add("pulse/quick", 1)
+        keys.add("pulse/slow", 1 + STEP)
+        assert pulses.fault() == ""
+    for _ in range(int(STILL_SECONDS) + 1):  # until neither of them makes progress
+        assert pulses.fault() == ""
+        now[0] += 1
+        keys.add("pulse/quick", 1)
+        keys.add("pulse/slow", 1)
+    assert "no progress" in pulses.fault()
+
+
 def test_a_guest_whose_store_is_lost_is_given_up() -> None:
     gave_up = threading.Event()
 

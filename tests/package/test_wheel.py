@@ -85,7 +85,9 @@ def test_it_runs_where_no_compiler_is(environment: Path, run: Run, tmp_path: Pat
         assert versions["GLIBC"] <= (2, 28), (library, versions)
         assert versions.get("GLIBCXX", (0,)) <= (3, 4, 25), (library, versions)
         functions = unversioned_functions(library)
-        assert not {name for name in functions if not name.startswith(("Py", "_Py", "THP"))}, library
+        assert not {name for name in functions if not name.startswith(("Py", "_Py", "THP"))}, (
+            library
+        )
 
 
 def test_it_leaves_nothing_behind(environment: Path, run: Run, tmp_path: Path) -> None:

@@ -16,16 +16,22 @@ struct Era {
   uint32_t epoch = 0;
   Decision made;             // by which it began
   std::vector<int> members;  // processes, by rank
+  std::vector<int> guests;   // they get the state in it
   uint64_t applied = 0;      // the last step whose vote ended in it
 };
 
-// The processes that a decision admits: its extra text names them.
-inline std::vector<int> joiners_of(const Decision& decision) {
-  std::vector<int> joiners;
+// The processes that a decision names in its extra text: '~' for guests of the next epoch, '+' for
+// guests that become members.
+inline std::vector<int> named(const Decision& decision, char mark) {
+  std::vector<int> processes;
   for (size_t at = 0; at < decision.extra.size(); ++at) {
-    if (decision.extra[at] == '+') joiners.push_back(std::stoi(decision.extra.substr(at + 1)));
+    if (decision.extra[at] == mark) processes.push_back(std::stoi(decision.extra.substr(at + 1)));
   }
-  return joiners;
+  return processes;
+}
+
+inline bool is_among(const std::vector<int>& processes, int id) {
+  return std::ranges::find(processes, id) != processes.end();
 }
 
 inline std::string name_of(const Decision& decision) {
@@ -56,7 +62,7 @@ class History {
     }
     require(epoch == eras_.size(), "epoch ", epoch, " was made without the one before it");
     const Era& before = eras_.back();
-    Era next{epoch, decision, {}, 0};
+    Era next{epoch, decision, {}, named(decision, '~'), 0};
     for (size_t rank = 0; rank < kMostMembers; ++rank) {
       if (!decision.members.test(rank)) continue;
       require(rank < before.members.size(), "a stranger is in epoch ", epoch);
@@ -64,7 +70,10 @@ class History {
     }
     require(decision.step >= before.applied, "half a step: ", before.applied, " was applied, but ",
             name_of(decision), " makes epoch ", epoch);
-    std::ranges::copy(joiners_of(decision), std::back_inserter(next.members));
+    for (const int joiner : named(decision, '+')) {
+      require(is_among(before.guests, joiner), "process ", joiner, " was no guest");
+      next.members.push_back(joiner);
+    }
     eras_.push_back(std::move(next));
     return true;
   }

@@ -14,9 +14,11 @@ inline void World::begin(Process& p, uint32_t epoch, const Decision& made) {
   const auto size = static_cast<int>(p.era->members.size());
   p.decree = std::make_unique<Decree>(p.rank, size, epoch, made, rules_.decree);
   p.state = State::kWorking;
-  p.voted = p.alarmed = false;
+  p.voted = p.alarmed = p.gave = false;
+  p.was_member = true;
   p.ready = now_ + upto(1, 12);
   p.reads_again = rules_.reread;
+  for (const int guest : p.era->guests) p.audience |= bit(guest);
   for (const int member : p.era->members) {
     p.audience |= bit(member);
     Tick& heard = p.heard[static_cast<size_t>(member)];
@@ -33,12 +35,12 @@ inline void World::hear(Process& p, const Process& from, std::shared_ptr<const S
     p.last[id] = shown;
   }
   if (p.state == State::kWaiting) {
-    const auto joiners = joiners_of(slip.made);
-    if (std::ranges::find(joiners, p.id) == joiners.end()) return;
-    p.decided = slip.made.step;
-    return begin(p, slip.epoch, slip.made);
+    if (slip.epoch > p.visited && is_among(named(slip.made, '~'), p.id)) {
+      call_in(p, slip.epoch, slip.made);
+    }
+    return;
   }
-  if (!takes_part(p)) return;
+  if (!takes_part(p) && p.state != State::kGuest) return;
   const auto& members = p.era->members;
   const auto place = std::ranges::find(members, from.id);
   if (place == members.end() && slip.epoch <= p.era->epoch) return;  // evicted
@@ -66,6 +68,64 @@ inline void World::read_again(Process& p) {
   }
 }
 
+// ---- guests
+
+// It hears the members of an epoch, and has no vote among them.
+inline void World::call_in(Process& p, uint32_t epoch, const Decision& made) {
+  p.era = history_.era(epoch);
+  const auto place = std::ranges::find(p.era->guests, p.id) - p.era->guests.begin();
+  const auto size = static_cast<int>(p.era->members.size());
+  p.rank = size + static_cast<int>(place);
+  p.decree = std::make_unique<Decree>(p.rank, size, epoch, made, rules_.decree);
+  p.state = State::kGuest;
+  p.visited = epoch;
+  p.decided = made.step;
+  p.gave = p.has_state = false;
+}
+
+inline void World::send_away(Process& p) {
+  p.state = State::kWaiting;
+  p.decree = nullptr;
+}
+
+inline void World::visit(Process& p) {
+  const auto lives = [&](int member) { return process(member).alive; };
+  if (const auto& decision = p.decree->decision()) {
+    const Decision made = *decision;
+    if (!is_among(named(made, '+'), p.id)) return send_away(p);
+    require(p.has_state, "process ", p.id, " is a member without the state");
+    p.decided = made.step;
+    begin(p, p.era->epoch + 1, made);
+    return show(p);
+  }
+  if (p.decree->left_behind() || std::ranges::none_of(p.era->members, lives)) return send_away(p);
+  uint32_t all = 0;
+  for (const int member : p.era->members) all |= bit(member);
+  const Votes& votes = p.votes[(p.decided + 1) % 2];
+  p.has_state = p.has_state || (votes.epoch == p.era->epoch && votes.from == all);
+  if (!p.has_state || p.gave) return;
+  p.gave = true;
+  send_vote(p, {p.era->epoch, p.decided + 1, bit(p.id), false}, p.era->members);
+}
+
+// A member gives its part of the state. All meet when they know that each guest has all of it, or
+// when that takes too long.
+inline void World::give(Process& p) {
+  std::vector<int> ranks = p.era->members;
+  std::ranges::copy(p.era->guests, std::back_inserter(ranks));
+  const Votes part{p.era->epoch, p.decided + 1, bit(p.id), false};
+  Votes& votes = p.votes[part.step % 2];
+  if (!p.gave && now_ >= p.ready) {
+    p.gave = true;
+    votes.add(part);
+    send_vote(p, part, ranks);
+  }
+  uint32_t all = 0;
+  for (const int rank : ranks) all |= bit(rank);
+  const bool full = votes.epoch == part.epoch && votes.step == part.step && votes.from == all;
+  if (p.alive && (full || now_ > p.ready + kOperation)) enter(p);
+}
+
 inline void World::observe(Process& p) {
   Members dead, suspected;
   for (size_t rank = 0; rank < p.era->members.size(); ++rank) {
@@ -90,7 +150,8 @@ inline void World::judge(Process& p, size_t rank, Members& dead, Members& suspec
   }
   // A member that waits too long for another host's loses patience.
   const bool awaited = p.state == State::kMeeting && p.decree->awaited().test(rank);
-  const bool weary = awaited && !near && now_ <= plan_.calm && chance(2);
+  const bool patient = now_ - p.met_at <= kPatience || !rules_.give_up;
+  const bool weary = awaited && (!patient || (!near && now_ <= plan_.calm && chance(2)));
   const bool silent = now_ - p.heard[id] > kSilence && !(near && !other.alive);
   if (silent || weary) suspected.set(rank);
 }
@@ -99,16 +160,25 @@ inline void World::judge(Process& p, size_t rank, Members& dead, Members& suspec
 
 inline void World::enter(Process& p) {
   p.state = State::kMeeting;
+  p.met_at = now_;
   p.decree->enter(p.decided, p.voted && rules_.vote, joiners(p), time());
 }
 
 inline std::string World::joiners(const Process& p) {
   std::string text;
+  if (!p.era->guests.empty()) {
+    const Votes& votes = p.votes[(p.decided + 1) % 2];
+    for (const int guest : p.era->guests) {
+      const bool has_state = votes.epoch == p.era->epoch && (votes.from & bit(guest)) != 0;
+      if (has_state || !rules_.confirm) text += str("+", guest, " ");
+    }
+    return text;
+  }
   for (const Process& joiner : processes_) {
     const auto& members = p.era->members;
     const bool asks = joiner.alive || now_ < joiner.died + 40;
     if (joiner.state != State::kWaiting || joiner.ready == 0 || !asks || chance(30)) continue;
-    if (std::ranges::find(members, joiner.id) == members.end()) text += str("+", joiner.id, " ");
+    if (!is_among(members, joiner.id)) text += str("~", joiner.id, " ");
   }
   return text;
 }
@@ -152,9 +222,18 @@ inline void World::adopt(Process& p) {
   }
   begin(p, epoch + 1, decision);
   show(p);
-  if (!missing || first || !act(p)) return;
-  history_.applied(epoch, step);
-  p.decided = step;
+  if (missing && !first && act(p)) {
+    history_.applied(epoch, step);
+    p.decided = step;
+  }
+  if (p.alive && plan_.unit > 1 && rules_.drop) leave_broken_unit(p);
+}
+
+// Those whose unit has lost a member leave at once, and the others agree to that.
+inline void World::leave_broken_unit(Process& p) {
+  if (!is_whole(*p.era, p.id)) return go(p, false);
+  const auto is_broken = [&](int member) { return !is_whole(*p.era, member); };
+  if (std::ranges::any_of(p.era->members, is_broken)) enter(p);
 }
 
 // The others see that it goes, and by which decision.
@@ -172,7 +251,21 @@ inline void World::go(Process& p, bool evicted) {
 
 // ---- work
 
+// Are all mates of this member in the epoch, too?
+inline bool World::is_whole(const Era& era, int id) const {
+  const int first = id / plan_.unit * plan_.unit;
+  for (int mate = first; mate < first + plan_.unit; ++mate) {
+    if (!is_among(era.members, mate)) return false;
+  }
+  return true;
+}
+
 inline void World::work(Process& p) {
+  if (!p.era->guests.empty()) {
+    if (p.state == State::kWorking) give(p);
+    return;
+  }
+  require(is_whole(*p.era, p.id), "process ", p.id, " works in a unit that is not whole");
   if (!p.voted) {
     const bool knows =
         history_.steps() >= p.decided;  // a member that joins needs the state of another
@@ -184,6 +277,8 @@ inline void World::work(Process& p) {
   const Votes& votes = p.votes[(p.decided + 1) % 2];
   if (votes.epoch == p.era->epoch && votes.step == p.decided + 1 && votes.from == all) {
     end_vote(p, votes);
+  } else if (now_ > p.voted_at + kOperation) {
+    p.alarmed = true;
   }
 }
 
@@ -194,11 +289,16 @@ inline void World::vote(Process& p) {
         change || (other.alive && other.state == State::kWaiting && other.ready > 0 && chance(50));
   }
   p.voted = true;
+  p.voted_at = now_;
   const Votes vote{p.era->epoch, p.decided + 1, bit(p.id), change};
   p.votes[vote.step % 2].add(vote);
-  const size_t size = p.era->members.size(), first = random_.below(size);
+  send_vote(p, vote, p.era->members);
+}
+
+inline void World::send_vote(Process& p, const Votes& vote, const std::vector<int>& ranks) {
+  const size_t size = ranks.size(), first = random_.below(size);
   for (size_t i = 0; i < size; ++i) {
-    Process& to = process(p.era->members[(first + i) % size]);
+    Process& to = process(ranks[(first + i) % size]);
     if (to.id == p.id) continue;
     if (!act(p)) return;
     if (to.host == p.host) {

@@ -24,6 +24,9 @@ struct Rules {
   bool refusal = true;     // a host that refuses proves no death
   bool last_words = true;  // the slip of a dead neighbour is read before its death counts
   bool reread = true;      // a member that comes to an epoch looks at all slips once more
+  bool confirm = true;     // a guest becomes a member when it has the state
+  bool give_up = true;     // a member that does not come is given up, though it lives
+  bool drop = true;        // members leave whose unit has lost one
 };
 
 // While it lasts, nothing passes from the hosts `from` to the hosts `to` (sets of bits). With
@@ -43,6 +46,7 @@ struct Fault {
     kPower,    // a host
     kStop,     // a process does nothing for `length`
     kBusy,     // a member does not come to a meeting for `length`
+    kHang,     // a member does nothing any more, and lives
     kLeave,    // a member asks to go, with the end of a step
     kQuit,     // a member goes at once
     kJoin,     // a process asks to join
@@ -69,6 +73,7 @@ struct Trap {
 
 struct Plan {
   int size = 2;
+  int unit = 1;            // so many ranks hold a copy of the model together, one after another
   std::vector<int> hosts;  // of each process
   int store_host = 0;
   bool has_store = true;

@@ -12,7 +12,7 @@ class Schedules {
 
   Plan make() {
     if (seed_ % 2 == 0) return anything();
-    switch (seed_ / 2 % 13) {
+    switch (seed_ / 2 % 16) {
       case 0:
         return given_up();
       case 1:
@@ -37,6 +37,12 @@ class Schedules {
         return certified();
       case 11:
         return left_beside();
+      case 12:
+        return let_in();
+      case 13:
+        return hung();
+      case 14:
+        return broken_units();
       default:
         return crossed();
     }
@@ -340,6 +346,60 @@ class Schedules {
     plan.trap(0, Point::kDecides, upto(0, 1));
     plan.loss = 0;
     plan.latency = upto(1, 2);
+    return plan;
+  }
+
+  // Guests come, and they or members are lost as they get the state.
+  Plan let_in() {
+    Plan plan = apart(upto(1, 4));
+    const Tick begin = upto(5, 40), first = plan.size;
+    for (int count = upto(1, 3); count > 0; --count) {
+      plan.hosts.push_back(upto(0, first));
+      plan.add({begin, Kind::kJoin, static_cast<int>(plan.hosts.size()) - 1});
+    }
+    plan.store_host = first + 1;
+    const auto some = [&] { return upto(0, static_cast<int>(plan.hosts.size()) - 1); };
+    for (int count = upto(1, 3); count > 0; --count) {
+      const Tick tick = begin + upto(5, 60);
+      if (chance(60)) plan.kill(some(), tick, upto(0, 8));
+      if (chance(20)) plan.add({tick, Kind::kStop, some(), upto(5, 2 * kSilence)});
+      if (chance(20)) plan.trap(upto(0, first - 1), point(), upto(0, 3));
+    }
+    plan.loss = upto(0, 40);
+    plan.calm += 40;
+    return plan;
+  }
+
+  // A member does nothing any more. The others lose patience; later it may end itself.
+  Plan hung() {
+    Plan plan = apart(upto(2, 5));
+    if (chance(50)) {
+      for (int& host : plan.hosts) host /= 2;
+    }
+    const int target = process(plan);
+    const Tick begin = upto(5, 60);
+    plan.add({begin, Kind::kHang, target});
+    if (chance(50)) plan.kill(target, begin + upto(20, 3 * kSilence));
+    if (chance(50)) plan.kill(other_than(target, plan), begin + upto(0, 2 * kSilence), upto(0, 8));
+    plan.loss = upto(0, 40);
+    return plan;
+  }
+
+  // Members of units die, one while the others agree on the mates of another.
+  Plan broken_units() {
+    const int unit = upto(2, 3);
+    Plan plan = apart(unit * upto(2, unit == 2 ? 4 : 2));
+    plan.unit = unit;
+    if (chance(50)) {
+      for (int& host : plan.hosts) host /= unit;
+    }
+    Tick tick = upto(5, 60);
+    for (int count = upto(1, 3); count > 0; --count) {
+      plan.kill(process(plan), tick, upto(0, 10));
+      if (chance(30)) plan.trap(process(plan), point(), upto(0, 3));
+      tick += upto(0, 30);
+    }
+    plan.loss = upto(0, 40);
     return plan;
   }
 

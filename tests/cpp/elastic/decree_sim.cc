@@ -1,12 +1,13 @@
-// Proves the agreement on who goes on by simulation. Members die at any point, stop, leave and
-// join. Links are cut in one direction or both, and hosts refuse each other while all live. Slips
-// are delayed, lost, and come again when they are old. The witness is away at times. What must
-// hold:
+// Proves the agreement on who goes on by simulation. Members die at any point, stop, hang, leave,
+// and join, as guests at first. Units that lose a member leave. Links are cut in one direction or
+// both, and hosts refuse each other while all live. Slips are delayed, lost, and come again when
+// they are old. The witness is away at times. What must hold:
 //
 //   - Each epoch ends by one decision. Its members are of that epoch, and accepted it or are gone.
 //   - A step that was applied anywhere, also by the dead, is in the decision that ends its epoch.
 //   - Nobody applies a step without its gradients. All apply the same gradients, in one line.
 //   - When faults have ended, all that are left work in one epoch: if they are a majority.
+//   - Members have the state, and work in whole units.
 //
 //   decree_sim [filter]          the checks
 //   decree_sim --seeds FIRST COUNT        so many simulations; prints what they went through
@@ -41,14 +42,15 @@ void print(uint64_t seeds, const Totals& totals) {
 // By name: the rules of the code under test, and those of the world around it.
 std::map<std::string, bool*> names(Rules& rules) {
   DecreeRules& decree = rules.decree;
-  return {{"promise", &decree.promise},     {"recall", &decree.recall},
-          {"majority", &decree.majority},   {"all_promise", &decree.all_promise},
-          {"unanimous", &decree.unanimous}, {"mutual", &decree.mutual},
-          {"certify", &decree.certify},     {"heed", &decree.heed},
-          {"unbound", &decree.unbound},     {"voted", &decree.voted},
-          {"freeze", &rules.freeze},        {"vote", &rules.vote},
-          {"refusal", &rules.refusal},      {"reread", &rules.reread},
-          {"last_words", &rules.last_words}};
+  return {{"promise", &decree.promise},      {"recall", &decree.recall},
+          {"majority", &decree.majority},    {"all_promise", &decree.all_promise},
+          {"unanimous", &decree.unanimous},  {"mutual", &decree.mutual},
+          {"certify", &decree.certify},      {"heed", &decree.heed},
+          {"unbound", &decree.unbound},      {"voted", &decree.voted},
+          {"freeze", &rules.freeze},         {"vote", &rules.vote},
+          {"refusal", &rules.refusal},       {"reread", &rules.reread},
+          {"last_words", &rules.last_words}, {"confirm", &rules.confirm},
+          {"give_up", &rules.give_up},       {"drop", &rules.drop}};
 }
 
 int without(const std::string& rule, uint64_t seeds, uint64_t first) {
@@ -78,7 +80,7 @@ class Story {
     std::vector<int> at_work;
     for (int id = 0; id < static_cast<int>(world_.size()); ++id) {
       const Process& p = world_.process(id);
-      if (!p.alive || p.state != State::kWorking) continue;
+      if (!p.alive || p.hangs || p.state != State::kWorking) continue;
       at_work.push_back(id);
       require(p.era->epoch == epoch, "process ", id, " is in epoch ", p.era->epoch);
     }
@@ -209,6 +211,32 @@ void check_dead_joiner() {
   require(story.world().works_again(), "the others go on");
 }
 
+void check_unit() {
+  Plan plan = Plan::apart(4);
+  plan.unit = 2;
+  plan.kill(3, 20);
+  Story story(plan);
+  story.expect(2, {0, 1});
+  require(story.made(1).members.count() == 3, "its mate leaves in an epoch of its own");
+}
+
+void check_hang() {
+  Plan plan = Plan::apart(3);
+  plan.add({20, Kind::kHang, 2});
+  Story(plan).expect(1, {0, 1});
+}
+
+void check_guest() {
+  Plan plan = Plan::apart(2);
+  plan.hosts.push_back(1);
+  plan.add({20, Kind::kJoin, 2});
+  plan.calm = 200;
+  Story story(plan);
+  const uint32_t last = story.world().history().last().epoch;
+  story.expect(last, {0, 1, 2});
+  require(last >= 2, "it is a guest for an epoch");
+}
+
 void check_laggard() {
   Slip slip;
   slip.epoch = 1;
@@ -322,6 +350,9 @@ std::vector<Check> all_checks() {
           {"the leader dies after the decision", check_leader_dies},
           {"one joins, one leaves", check_change},
           {"a joiner dies at once", check_dead_joiner},
+          {"a guest becomes a member", check_guest},
+          {"a unit loses one: the others of it leave", check_unit},
+          {"one of three hangs: goes on without it", check_hang},
           {"a laggard learns the decision from a later slip", check_laggard},
           {"a certificate says whom it is not for", check_certifier},
           {"nobody believes one that holds it for gone", check_heed},

@@ -13,6 +13,8 @@ namespace ringcomm::testing {
 
 // When nothing happens any more, all work again after so long.
 inline constexpr Tick kEnough = 800;
+inline constexpr Tick kOperation = 120;  // an operation that waits longer for a rank fails
+inline constexpr Tick kPatience = 150;   // of a meeting with those that live and do not come
 
 struct Totals {
   uint64_t deaths = 0, decisions = 0, steps = 0, evicted = 0, left = 0, joined = 0;
@@ -22,12 +24,12 @@ struct Totals {
 };
 
 struct Process {
-  enum class State : uint8_t { kWaiting, kWorking, kMeeting, kGone };
+  enum class State : uint8_t { kWaiting, kGuest, kWorking, kMeeting, kGone };
   int id = 0, host = 0;
   bool alive = true;
   int acts = -1;  // until it dies; -1: it lives
   Tick stopped_until = 0, busy_until = 0, exits = 0, died = 0;
-  bool leaves = false, late = false;
+  bool leaves = false, late = false, hangs = false;
 
   State state = State::kWaiting;
   bool evicted = false;
@@ -36,7 +38,11 @@ struct Process {
   std::unique_ptr<Decree> decree;
   uint64_t decided = 0;
   bool voted = false, alarmed = false;
+  bool gave = false, has_state = false;  // in an epoch with guests: its part of it, and all parts
+  uint32_t visited = 0;                  // the last epoch in which it was a guest
+  bool was_member = false;
   Tick ready = 0;  // to vote
+  Tick voted_at = 0, met_at = 0;
   std::array<Votes, 2> votes;
 
   std::shared_ptr<const Slip> shown;
@@ -84,14 +90,12 @@ class World {
   bool takes_part(const Process& p) const {
     return p.alive && (p.state == State::kWorking || p.state == State::kMeeting);
   }
-  static bool is_in(const Era& era, const Process& p) {
-    return std::ranges::find(era.members, p.id) != era.members.end();
-  }
+  static bool is_in(const Era& era, const Process& p) { return is_among(era.members, p.id); }
   // Those that are left work, all in one epoch, and have made steps since the last fault.
   bool works_again() const {
     const Process* first = nullptr;
     for (const Process& p : processes_) {
-      if (!takes_part(p) || !is_in(history_.last(), p)) continue;
+      if (!takes_part(p) || p.hangs || !is_in(history_.last(), p)) continue;
       if (p.state == State::kMeeting || p.decided < calm_step_ + 2) return false;
       if (first && first->era != p.era) return false;
       first = &p;
@@ -128,6 +132,13 @@ class World {
 
   void begin(Process& p, uint32_t epoch, const Decision& made);
   void hear(Process& p, const Process& from, std::shared_ptr<const Slip> shown, int version);
+  void visit(Process& p);
+  void call_in(Process& p, uint32_t epoch, const Decision& made);
+  void send_away(Process& p);
+  void give(Process& p);
+  void send_vote(Process& p, const Votes& vote, const std::vector<int>& to);
+  bool is_whole(const Era& era, int id) const;
+  void leave_broken_unit(Process& p);
   void read_again(Process& p);
   void read_neighbours(Process& p);
   void observe(Process& p);
@@ -181,7 +192,7 @@ inline void World::tick() {
   for (size_t i = 0; i < processes_.size(); ++i) {
     const size_t next = backwards ? processes_.size() - i : i;
     Process& p = processes_[(first + next) % processes_.size()];
-    if (active(p) && p.state != State::kGone) step(p);
+    if (active(p) && !p.hangs && p.state != State::kGone) step(p);
     if (active(p) && p.state == State::kGone) repeat(p);
     if (p.alive && (p.acts == 0 || (p.acts > 0 && chance(20)))) die(p);
     if (p.alive && p.exits > 0 && p.exits <= now_) die(p);
@@ -203,6 +214,7 @@ inline void World::befall(const Fault& fault) {
   if (fault.kind == Kind::kKill && fault.length == 0) die(p);
   if (fault.kind == Kind::kStop) p.stopped_until = now_ + fault.length;
   if (fault.kind == Kind::kBusy) p.busy_until = now_ + fault.length;
+  if (fault.kind == Kind::kHang) p.hangs = true;
   if (fault.kind == Kind::kLeave) p.leaves = true;
   if (fault.kind == Kind::kJoin) p.ready = 1;
   if (fault.kind == Kind::kQuit && takes_part(p)) go(p, false);
@@ -300,6 +312,7 @@ inline void World::answer_questions() {
 inline void World::step(Process& p) {
   if (p.reads_again) read_again(p);
   read_neighbours(p);
+  if (p.state == State::kGuest) visit(p);
   if (!takes_part(p)) return;
   observe(p);
   if (p.alarmed && p.state == State::kWorking && p.busy_until <= now_) enter(p);
@@ -330,8 +343,8 @@ inline void World::count(Totals& totals) const {
   for (const Process& p : processes_) {
     totals.evicted += p.evicted ? 1 : 0;
     totals.left += p.state == State::kGone && !p.evicted ? 1 : 0;
-    totals.joined += p.id >= plan_.size && p.era ? 1 : 0;
-    if (!takes_part(p)) continue;
+    totals.joined += p.id >= plan_.size && p.was_member ? 1 : 0;
+    if (!takes_part(p) || p.hangs) continue;
     if (!best || p.era->epoch > best->era->epoch) best = &p;
     totals.untold += is_in(history_.last(), p) ? 0 : 1;
   }
@@ -349,7 +362,7 @@ inline bool World::has_majority(const Process& best) const {
   const size_t size = best.era->members.size();
   size_t there = 0, standing = size;
   for (const Process& p : processes_) {
-    if (!takes_part(p) || !is_in(*best.era, p)) continue;
+    if (!takes_part(p) || p.hangs || !is_in(*best.era, p)) continue;
     ++there;
     if (p.era == best.era) standing = std::min(standing, size - p.decree->dead().count());
   }
