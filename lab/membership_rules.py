@@ -49,7 +49,7 @@ def not_recombined(members: Processes, unit: int) -> tuple[tuple[Process, ...], 
     return tuple(member for member in members if member not in spare), spare
 
 
-def not_whole(came: Processes, unit: int, most: int) -> list[Process]:
+def not_whole(came: Processes, unit: int, most: int, members: Processes = ()) -> list[Process]:
     return [process for process in came if process.ready][:most]
 
 
