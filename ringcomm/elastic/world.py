@@ -326,6 +326,7 @@ class World:
                 raise
             say(f"elastic: process {os.getpid()} was not admitted, and asks again: {error}")
             self._ask_again()
+            return
         if changes.is_spare:
             self._ask_again()
         else:
