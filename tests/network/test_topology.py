@@ -314,7 +314,7 @@ def test_a_job_by_sites_sends_less(tmp_path: Path, site_of: list[int], sites: st
     place = {"PYTHONPATH": str(ROOT)}
     expected = [site.split() for site in sites.split("; ")]
 
-    def found(text: str) -> list[list[str]]:
+    def sites_in(text: str) -> list[list[str]]:
         return sorted(sorted(site.split()) for site in text.replace("host", "").split("; "))
 
     with Hosts(4, rate="1gbit", far=Wan(100, 5), site_of=site_of) as hosts:
@@ -322,14 +322,14 @@ def test_a_job_by_sites_sends_less(tmp_path: Path, site_of: list[int], sites: st
             tuned = hosts.run_ranks(tune, env=place, timeout=limit(60))
             assert tuned[0].returncode == 0, tuned[0].output
             match = re.search("sites: (.*)", tuned[0].output)
-            if match and found(match[1]) == expected:
+            if match and sites_in(match[1]) == expected:
                 break
         body = json.loads(whole.read_text())
         file.write_text(json.dumps({name: body[name] for name in ("memory", "network")}))
         by_sites = {"RINGCOMM_COSTS": str(file), "RINGCOMM_LOG": "info", **place}
         job = hosts.run_ranks([sys.executable, script], env=by_sites, timeout=limit(40))
     assert match, (tuned[0].output, body["latency"])
-    assert found(match[1]) == expected  # in either direction
+    assert sites_in(match[1]) == expected  # in either direction
     assert body["names"] == ["host0", "host1", "host2", "host3"]
     far = site_of.index(1)
     assert 5e-3 < body["latency"][0][far] < claim(50e-3)
