@@ -23,9 +23,9 @@ def newest_versions(library: Path) -> dict[str, tuple[int, ...]]:
 
 
 def unversioned_functions(library: Path) -> set[str]:
-    """Return the C functions that a library needs of nobody knows which version of a library.
+    """Return the C functions that a library needs without naming a version of them.
 
-    So Python's, and those of a libc that the linker has not seen.
+    Python's are such, and so are those that the libc did not have for which it was linked.
     """
     table = subprocess.run(
         ["nm", "-D", "--undefined-only", str(library)], capture_output=True, text=True, check=True

@@ -20,7 +20,6 @@ from lab.simulated_store import Network, SimulatedStore
 from lab.simulated_time import Event, Killed, Owner, Time
 from ringcomm.elastic import (
     changes,
-    copies,
     entrance,
     epochs,
     errors,
@@ -140,13 +139,6 @@ class Units:
         pass
 
     begin = connect = take_out = stay_apart = _nothing
-
-
-def _no_copies(_: Any) -> copies.Copies:
-    """Stand in for the copies of the last unit: the rules without them are those that are shown."""
-    none = copies.Copies(None)
-    none.every = 0
-    return none
 
 
 class Course:
@@ -384,7 +376,12 @@ class Course:
                 "waits_in_an_operation": lambda: time.owner.in_operation,
                 "end_of_a_hang": self._end_of_a_hang,
             },
-            entrance: {**common, **torch, "load_library": lambda: library},
+            entrance: {
+                **common,
+                **torch,
+                "load_library": lambda: library,
+                "copies_are_wanted": lambda: False,  # those of the last unit are not simulated
+            },
             pulse: {**common, "threading": self._threading()},
             **self._replaced_in_groups({**common, **torch}),
             world: {
@@ -392,7 +389,6 @@ class Course:
                 **torch,
                 "Hang": functools.partial(hang.Hang, clock=time.monotonic),
                 "Reporter": lambda *_: reporter,
-                "Copies": _no_copies,
                 "Tracked": lambda _: Model(self),
                 "outside": SimpleNamespace(Between=lambda *_: None, watch=lambda _: None),
                 "torch": SimpleNamespace(compiler=compiler, initial_seed=lambda: 0),

@@ -333,7 +333,7 @@ class Variables:
     )
     """After how many steps the [last unit](elastic.md#the-last-unit) of a sharded world copies each
     shard into the memory of another rank. `auto`: as often as takes a 20th of the time at most; 0:
-    never. Give all ranks the same.
+    never, on any rank. Ranks that differ copy after the steps that all of them choose.
     """
     strict = Setting[str](PROGRAM, default="0", choices=("0", "1"), wrong=" is neither 0 nor 1")
     """`1` turns the warning about an unknown variable into an error."""

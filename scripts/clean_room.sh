@@ -3,8 +3,8 @@
 #   scripts/clean_room.sh SUITE WHEEL [TORCH]      as root, with debootstrap
 # SUITE is bookworm (Python 3.11), trixie (3.13) or another one; TORCH is 2.13.0 without it. Counts
 # the seconds from `pip install` to the first sum of two ranks, runs the doctor, uninstalls, and
-# looks whether something was left. PIP_ARGS is given to pip, MIRROR to debootstrap; FOLDERS, some
-# words, are seen inside. The room stays in build/rooms for the next time.
+# looks whether something was left. PIP_ARGS is given to pip, MIRROR to debootstrap, and the
+# folders that FOLDERS names can be seen inside. The room stays in build/rooms for the next time.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 

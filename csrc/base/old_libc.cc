@@ -92,6 +92,6 @@ extern "C" __attribute__((visibility("hidden"))) void release_reference(void* po
     "_ZNSt15__exception_ptr13exception_ptr10_M_releaseEv");
 void release_reference(void* pointer) { end_pointer(pointer); }
 
-// Templates, compiled here instead of there.
+// These templates are compiled here, because the older libstdc++ has no copies of them.
 template std::ostringstream::basic_ostringstream();
 template std::string std::stringbuf::str() const&;

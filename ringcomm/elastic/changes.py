@@ -425,7 +425,7 @@ class Changes:
         try:
             copies.make(self.counters.steps, self.tracked, holders(epochs.members_by_place))
         except (TypeError, ValueError) as error:
-            epochs.keeps_copies = False
+            epochs.wants_copies = False
             say(
                 "elastic: no more copies are made of the last unit's shards, because the state "
                 f"can't be sent: {error}"

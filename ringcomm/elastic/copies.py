@@ -34,6 +34,11 @@ RANDOM = "random"  # the key in a copy's header
 CHECKSUM_BYTES = 8
 
 
+def are_wanted() -> bool:
+    """Tell whether the user of this rank wants copies. Raises ValueError for a wrong setting."""
+    return Variables.elastic_copy_steps.read() != 0
+
+
 @dataclass(frozen=True)
 class Shard:
     """The state of one rank after a step, in host memory: a header, and the tensors' uint8[n]."""

@@ -14,6 +14,7 @@ import torch.distributed as dist
 from ringcomm._runtime.library import load_library
 from ringcomm._runtime.process import say
 from ringcomm.elastic import lease
+from ringcomm.elastic.copies import are_wanted as copies_are_wanted
 from ringcomm.elastic.epochs import Epochs, Settings
 from ringcomm.elastic.job import Job
 from ringcomm.elastic.lease import Lapse
@@ -118,7 +119,8 @@ class Entrance:
         rendezvous, rest = self._rendezvous, (self.settings, self._groups)
         uuid = rendezvous.me.uuid
         rendezvous.me = next(process for process in processes if process.uuid == uuid)
-        return Epochs(self._run, self._store, life, rendezvous.me, *rest)
+        copies = self._groups is not None and copies_are_wanted()
+        return Epochs(self._run, self._store, life, rendezvous.me, *rest, copies)
 
     def _visit(self, admission: Admission, pulse: Pulse | None) -> Entered | None:
         epochs = self._epochs(admission.life, admission.guests)

@@ -69,7 +69,7 @@ class Epochs:
     me: Process
     settings: Settings
     groups: UnitGroups | None = None  # of units, if the world has any
-    keeps_copies: bool = False  # of each shard, while there is one unit
+    wants_copies: bool = False  # of each shard, while there is one unit
     epoch: int = 0
     members: tuple[Process, ...] = ()
     guests: tuple[Process, ...] = ()
@@ -79,7 +79,7 @@ class Epochs:
     pulses: Pulses | None = None  # of the guests, on rank 0
     guard: Guard | None = None  # of the guests
     kept: KeptGroups = field(default_factory=KeptGroups)
-    _meeting: Meeting = field(init=False)
+    _meeting: Meeting | None = None  # a guest has had none yet
 
     @property
     def store(self) -> Any:
@@ -117,6 +117,11 @@ class Epochs:
     def is_last_unit(self) -> bool:
         """Whether the members are a whole unit, and there is no other one."""
         return 1 < self.unit_size == len(self.members) and not self.is_broken
+
+    @property
+    def keeps_copies(self) -> bool:
+        """Whether shards are copied while there is one unit: all ranks want it, or none does it."""
+        return self.wants_copies and (self._meeting is None or self._meeting.copies)
 
     @property
     def rank(self) -> int:
@@ -189,11 +194,14 @@ class Epochs:
 
     def _meet(self) -> None:
         seconds, check = self.settings.patience, self.agreement.check_members
-        self._meeting = self.kept.meet(self._number, self.members, check, seconds)
+        self._meeting = self.kept.meet(
+            self._number, self.members, check, seconds, self.wants_copies
+        )
 
     def connect_units(self) -> None:
         """Connect the groups of units, once an epoch. Raises what `make` raises."""
         if self.groups is not None:
+            assert self._meeting is not None
             self.groups.connect(self._number, self.me, self.members, self._meeting)
 
     @property

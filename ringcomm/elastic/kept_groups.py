@@ -27,11 +27,12 @@ from ringcomm.elastic.process import Process
 
 @dataclass(frozen=True)
 class Meeting:
-    """How ranks of the present default group are reached, to connect other groups of theirs."""
+    """How ranks of the present default group are reached for other groups, and if they copy."""
 
     handles: Sequence[str]  # by rank
     check: Callable[[], None]  # called while ranks meet; raises where they never will
     seconds: float
+    copies: bool = False  # all of them would keep copies of shards
 
     def connect(self, backend: Any, number: int, ranks: Sequence[int]) -> None:
         """Give a group these ranks, all of which call this, with a `number` that is new to it.
@@ -97,11 +98,12 @@ class KeptGroups:
         members: Sequence[Process],
         check: Callable[[], None],
         seconds: float,
+        copies: bool,
     ) -> Meeting:
         """Connect the groups for the present epoch, whose members have the default group.
 
-        All of them call this. `number` is new to each epoch. Raises DistBackendError where one of
-        them is gone.
+        All of them call this. `number` is new to each epoch, and `copies` says whether this rank
+        would keep copies of shards. Raises DistBackendError where one of them is gone.
         """
         alive = [(kept, group) for kept in self._kept if (group := kept.group()) is not None]
         self._kept = [kept for kept, _ in alive]
@@ -110,9 +112,11 @@ class KeptGroups:
             "handle": backend_of()._reconfigure_handle(),
             "free": group_tables.first_free_number([kept.name for kept in self._kept]),
             "keys": [kept.key for kept, _ in out],
+            "copies": copies,
         }
         told = [json.loads(words) for words in tell(json.dumps(mine))]
-        meeting = Meeting([rank["handle"] for rank in told], check, seconds)
+        every = all(rank["copies"] for rank in told)
+        meeting = Meeting([rank["handle"] for rank in told], check, seconds, every)
         ranks = {process.uuid: rank for rank, process in enumerate(members)}
         for kept, group in out:  # in one order on all ranks: no two wait for each other
             assert kept.row is not None

@@ -194,8 +194,8 @@ class World:
             self._groups.size if self._groups else 1,
         )
         history = History(entered=entered.epochs.epoch)
+        entered.epochs.wants_copies &= self._keeps_copies
         copies = Copies(self._groups)
-        entered.epochs.keeps_copies = self._keeps_copies and copies.every != 0
         self._changes = Changes(entered.epochs, watch, history=history, copies=copies)
         self._reporter = Reporter(self._changes, lambda: self.stats() if self._training else None)
         self._reporter.start()
@@ -685,7 +685,7 @@ class World:
         terms = Terms(every, bits, topk, fragments, delay, alpha)
         self._keeps_copies = False  # the outer copy is on all ranks
         if self._changes is not None:
-            self._changes.epochs.keeps_copies = False
+            self._changes.epochs.wants_copies = False
         self._outer = outer.start(self, model, (inner, outer_opt), terms, state)
         return self._outer
 

@@ -8,6 +8,7 @@ import gc
 import io
 import multiprocessing
 import os
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -230,7 +231,10 @@ def given_back(rank: Rank) -> None:
     del tensor
     dist.destroy_process_group()
     gc.collect()
-    assert kibibytes_of_shared_memory() < before + 1024
+    ends = time.monotonic() + 60
+    while kibibytes_of_shared_memory() >= before + 1024:  # a worker may still have the group
+        assert time.monotonic() < ends, kibibytes_of_shared_memory() - before
+        time.sleep(0.01)
 
 
 def test_memory_is_given_back() -> None:

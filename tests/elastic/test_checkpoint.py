@@ -272,14 +272,20 @@ def test_a_copy_is_freed_when_it_is_written(
     assert most == [4, 3, 2, 1, 0]  # beside the one that is being written
 
 
-def test_what_optimizers_change_is_copied_while_training_goes_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A view of the memory, too; and training waits in `secure` until it is copied."""
+def copies_wait(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
+    """Have the thread of a checkpoint wait for this event before it makes its copies."""
     go, finish = threading.Event(), snapshot.Snapshot.finish
     monkeypatch.setattr(
         snapshot.Snapshot, "finish", lambda self: (go.wait(limit(30)), finish(self))[1]
     )
+    return go
+
+
+def test_what_optimizers_change_is_copied_while_training_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A view of the memory, too; and training waits in `secure` until it is copied."""
+    go = copies_wait(monkeypatch)
     parameter, buffer = torch.ones(4), torch.ones(4)
     state = {"parameter": parameter[1:], "buffer": buffer}
     checkpoints = Checkpoints(tmp_path, every=1)
@@ -296,10 +302,7 @@ def test_what_optimizers_change_is_copied_while_training_goes_on(
 def test_a_parameter_that_no_optimizer_changes_is_no_checkpoint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    go, finish = threading.Event(), snapshot.Snapshot.finish
-    monkeypatch.setattr(
-        snapshot.Snapshot, "finish", lambda self: (go.wait(limit(30)), finish(self))[1]
-    )
+    go = copies_wait(monkeypatch)
     parameter = torch.ones(4)
     checkpoints = Checkpoints(tmp_path, every=1, log=lambda text: None)
     checkpoints.save(1, {"x": parameter}, {}, {snapshot.memory_of(parameter)})

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 from collections import defaultdict
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -111,6 +112,19 @@ def test_deaths_again_and_again() -> None:
         ends = some.await_ends([second, third])
         assert [end["what"] for end in ends] == ["end"] * 2, ends
         check_bits(some)
+
+
+@pytest.mark.parametrize(("first", "second", "are_made"), [(1, 0, False), (3, 2, True)])
+def test_ranks_with_different_settings(first: int, second: int, are_made: bool) -> None:
+    """No rank waits for another one's copy: they make those that all of them want."""
+    program = partial(train, part=Part("shard", STEPS))
+    with starters(1, program, start=2, unit=2, settings=copies(first)) as some:
+        some.plan = replace(some.plan, settings=copies(second))
+        some.start()
+        ends = some.await_ends([0, 1])
+        assert [end["what"] for end in ends] == ["end"] * 2, ends
+        check_bits(some)
+    assert [end["copied"] > 0 for end in ends] == [are_made] * 2
 
 
 def test_copies_end_when_there_is_a_second_unit() -> None:
