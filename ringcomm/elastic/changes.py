@@ -363,8 +363,8 @@ class Changes:
         self._note(decided, entering, late)
         broken = [p for p in decided.lost if decided.fates.get(p.uuid) == BROKEN]
         self.watch.waiting.expect(broken)
-        failed = [p for p in decided.lost if p.uuid in entering and p not in broken]
-        self._bar(failed)  # those whose mate died live, and are not to blame
+        # Those whose mate died live on, and are not to blame.
+        self._bar([p for p in decided.lost if p.uuid in entering and p not in broken])
         counts = decided.step > self.counters.commits
         if decided.step - self.counters.commits > 1 or (counts and not self.voted):
             raise Evicted(
