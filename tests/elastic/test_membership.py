@@ -5,24 +5,41 @@ from __future__ import annotations
 import pytest
 from conftest import forms
 
-from lab.membership import failing_seed, simulate
+from lab.membership import failing_seed, shows
 from lab.membership_rules import RULES
 
-# Rules, and the first seed that shows that they are missing.
+ENOUGH = 1000  # seeds, in which each rule is missed that is left out
+# Rules, and a seed that has shown that they are missing, or one shortly before. Any change of the
+# simulated code may give a seed another course, so the search goes on from there.
 SHOWN = {
     "whole": 0,
-    "gone": 0,
+    "drop": 0,
     "over": 1,
     "succeed": 1,
-    "alone": 19,
-    "awaited": 25,
-    "lapse": 29,
-    "compare": 41,
-    "mates": 41,
+    "patient": 3,
+    "gone": 4,
+    "confirm": 6,
+    "signs": 6,
+    "pieces": 9,
+    "together": 9,
+    "usual": 21,
+    "bars": 32,
+    "lapse": 33,
+    "founds": 38,
+    "progress": 46,
     "forgive": 54,
-    "bars": 137,
-    "recombine": 156,
-    "begin": 234,
+    "recombine": 65,
+    "probation": 69,
+    "recall": 73,
+    "hung": 95,
+    "until": 112,
+    "compare": 208,
+    "spare": 250,
+    "mates": 254,
+    "alone": 378,
+    "begin": 610,
+    "stopped": 615,
+    "awaited": 0,
 }
 
 
@@ -35,7 +52,6 @@ def test_each_rule_is_shown_to_be_needed() -> None:
     assert SHOWN.keys() == RULES.keys()
 
 
-@pytest.mark.parametrize(("rule", "seed"), SHOWN.items())
-def test_a_rule_that_is_left_out_is_missed(rule: str, seed: int) -> None:
-    with pytest.raises(AssertionError, match=rf"seed {seed}: .*--tell {seed} {rule}"):
-        simulate(seed, rule)
+@pytest.mark.parametrize(("rule", "first"), SHOWN.items())
+def test_a_rule_that_is_left_out_is_missed(rule: str, first: int) -> None:
+    assert any(shows(rule, seed) for seed in range(first, ENOUGH))
