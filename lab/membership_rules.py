@@ -9,6 +9,7 @@ from unittest import mock
 
 from ringcomm.elastic import hang, lease, pulse, units, waiting, watch
 from ringcomm.elastic.changes import Changes
+from ringcomm.elastic.entrance import Entrance
 from ringcomm.elastic.epochs import Epochs
 from ringcomm.elastic.errors import Evicted
 from ringcomm.elastic.hang import Progress
@@ -79,7 +80,11 @@ def silent(self: Epochs, *words: Any, **more: Any) -> Any:
     return AGREE(self, *words, **more)
 
 
-AGREE = Epochs.agree
+def founding(self: Entrance, timeout: float, *, founds: bool = True) -> Any:
+    return ASK(self, timeout)
+
+
+AGREE, ASK = Epochs.agree, Entrance.ask
 LOOK, GONE, MEET, BAR = Lapse.look, lease.are_gone, Changes.meet, Changes._bar
 # A name, and the stand-in that switches the rule off.
 RULES: dict[str, tuple[Any, str, Any]] = {
@@ -98,6 +103,7 @@ RULES: dict[str, tuple[Any, str, Any]] = {
     "whole": (units, "complete", not_whole),  # guests come in whole units
     "drop": (units, "arrange", whole_or_not),  # a death drops its unit
     "spare": (World, "_wait_if_spare", ended_as_spare),  # whose other ranks come in again as guests
+    "founds": (Entrance, "ask", founding),  # and which found no world, for they are in the midst
     "confirm": (Changes, "meet", at_once),  # a guest is no member before it has the state
     "probation": (Changes, "_bar", only_guests),  # nor trusted before it has made a step
     "signs": (pulse, "MISSED", 1 << 30),  # nobody waits for a guest that gives no sign of life

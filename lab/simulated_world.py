@@ -72,6 +72,7 @@ class Spec:
     # "later", after some steps. Or one of TROUBLES.
     fates: tuple[str, ...] = ()
     hangs_at: float = float("inf")
+    model: float = 0.0  # seconds that it needs to make its model, at least
     slow: float = 0.0  # seconds by which its next step takes longer
     # Below is the state of the process.
     hangs: bool = False
@@ -179,6 +180,9 @@ class Course:
         except ENDS as error:
             if isinstance(error, errors.TooFew):
                 self.check_shards()
+            alike = not any(process.more.differs for process in self.owners)
+            if alike and isinstance(error, errors.Diverged):
+                require(False, f"ranks differ that are alike: {error}")
             self.note(f"ends: {type(error).__name__}: {error}")
             spec.status = 1
         except SystemExit as error:
@@ -205,7 +209,7 @@ class Course:
         spec.world = mine
         if entered := into.enter(JOIN_TIMEOUT):
             mine._begin(entered)
-        time.sleep(time.random.uniform(*time.random.choice(MODEL_SECONDS)))
+        time.sleep(spec.model + time.random.uniform(*time.random.choice(MODEL_SECONDS)))
         mine.track()
         self._load(mine)
         made = 0
@@ -344,6 +348,7 @@ class Course:
             self.note(f"is {fate}")
         if fate == "frozen":
             owner.stopped_until = self.time.now + FROZEN
+        owner.in_operation = True
         self.time.sleep(STUCK if fate == "stuck" else 0.0)
         for _ in range(PIECES.get(fate, 0)):
             self.time.sleep(1.0)
@@ -441,6 +446,24 @@ def is_member(owner: Owner) -> bool:
     if changes is None or changes.stale or changes.given_up or changes.is_spare:
         return False
     return changes.epochs.me in changes.epochs.members
+
+
+def process_of(owner: Owner) -> Process:
+    me: Process = owner.more.world._changes.epochs.me
+    return me
+
+
+def place_of(owner: Owner) -> int:
+    """Return the place in a unit that a process was given; -1 for none."""
+    world = owner.more.world
+    return -1 if world is None else int(world._entrance._rendezvous.me.place)
+
+
+def leaders_unit(members: list[Owner]) -> list[Owner]:
+    """Return those in the unit of the rank that leads; without units, it alone."""
+    leads = [owner for owner in members if owner.more.world._changes.epochs.rank == 0]
+    units = {process_of(owner).unit for owner in leads} - {""}
+    return leads + [o for o in members if o not in leads and process_of(o).unit in units]
 
 
 def epoch_of(owner: Owner) -> tuple[int, int]:

@@ -71,13 +71,14 @@ class Entrance:
                 return entered
             self.rename()
 
-    def ask(self, timeout: float) -> Entered | None:
+    def ask(self, timeout: float, *, founds: bool = True) -> Entered | None:
         """Be admitted, or found a world where the one that ran is lost; None: ask once more.
 
-        Raises TimeoutError after so many seconds.
+        Raises TimeoutError after so many seconds. One that `founds` none, because it is in the
+        midst of its training, raises Evicted where no world is left.
         """
         self._rendezvous.store = self._store.keys  # a spare's world may have moved meanwhile
-        answer = self._rendezvous.ask(timeout)
+        answer = self._rendezvous.ask(timeout, founds=founds)
         pulse = None
         if isinstance(answer, Admission):
             pulse = Pulse(self._rendezvous.store, self._rendezvous.me.uuid)

@@ -22,7 +22,7 @@ import torch.distributed as dist
 
 from ringcomm._runtime.process import say
 from ringcomm.elastic import lease, units
-from ringcomm.elastic.errors import Over
+from ringcomm.elastic.errors import Evicted, Over
 from ringcomm.elastic.job import Job
 from ringcomm.elastic.lease import Lapse
 from ringcomm.elastic.process import Process
@@ -137,15 +137,15 @@ class Rendezvous:
         """
         return self._wait(timeout, lambda: self._runs())
 
-    def ask(self, timeout: float) -> Record | Admission:
+    def ask(self, timeout: float, *, founds: bool = True) -> Record | Admission:
         """Wait to be admitted. Returns how to enter, or the record of a world to be made.
 
-        Raises TimeoutError.
+        Raises TimeoutError. One that founds none raises Evicted where no world is left.
         """
         began = time.monotonic()
         self.store.check(["world"])
         self.me = replace(self.me, ready=True, trip=time.monotonic() - began)
-        return self._ask(timeout, "welcome", Admission.from_text)
+        return self._ask(timeout, "welcome", Admission.from_text, founds=founds)
 
     def ask_for_place(self, timeout: float) -> Record | None:
         """Wait for a place in a unit, of which the model will hold a shard.
@@ -159,7 +159,9 @@ class Rendezvous:
         self.me = replace(self.me, place=answer)
         return None
 
-    def _ask(self, timeout: float, what: str, read: Callable[[str], Any]) -> Any:
+    def _ask(
+        self, timeout: float, what: str, read: Callable[[str], Any], *, founds: bool = True
+    ) -> Any:
         asked = [0.0]
 
         def answer() -> Any:
@@ -169,7 +171,7 @@ class Rendezvous:
             key = f"{what}/{self.me.uuid}"
             return read(self.store.get(key).decode()) if self.store.check([key]) else None
 
-        return self._wait(timeout, answer, kinds=("found", "join"))
+        return self._wait(timeout, answer, ("found", "join") if founds else ("join",))
 
     def _runs(self) -> str | None:
         record = self.known
@@ -191,7 +193,9 @@ class Rendezvous:
                 return None if result == "runs" else result
             self._answer(kinds)
             self._look_at_the_lease()
-            if self._may_found():
+            if "found" not in kinds:
+                self._check_world()
+            elif self._may_found():
                 self._found(began + timeout - time.monotonic())
             now = time.monotonic()
             if now - began > OVER_SECONDS and self._is_over():
@@ -211,6 +215,14 @@ class Rendezvous:
             raise ValueError(
                 f"unit={record.unit} at the ranks of this world and {self.unit} here: give every "
                 "rank's elastic.join the same"
+            )
+
+    def _check_world(self) -> None:
+        """Raise Evicted if the world is lost, unless it has come to its end."""
+        if self.known and self._are_dead(self.known) and not self._is_over():
+            raise Evicted(
+                "this rank waited for its unit to be whole, and meanwhile the rest of the world was "
+                "lost; start it again, and the next world goes on from the checkpoint"
             )
 
     def _look_at_the_lease(self) -> None:

@@ -59,9 +59,10 @@ class Waiting:
             inside = members if units.are_broken(members, self._unit) else ()
             given = [placed for process in new if (placed := self._placed(process, inside))]
             told = list(self._all.values())
+        # Before they have them, because this rank may die: the next one that leads must know.
+        keys.set(KEY, json.dumps([asdict(process) for process in told]))
         for process in given:
             keys.set(f"place/{process.uuid}", str(process.place))
-        keys.set(KEY, json.dumps([asdict(process) for process in told]))
 
     def _placed(self, new: Process, inside: Sequence[Process]) -> Process | None:
         """Return a newcomer with its place, or None where it has to ask again.
@@ -86,7 +87,7 @@ class Waiting:
     def _forget(self, came: Sequence[Process], members: Sequence[Process]) -> None:
         """Forget the dead, those that are members again, and those that were started anew."""
         inside = set(map(_known, members))
-        anew = {(p.host, p.rank): _known(p) for p in came if p.rank >= 0}
+        anew = {(p.host, p.rank): _known(p) for p in [*members, *came] if p.rank >= 0}
         for known, process in list(self._all.items()):
             newer = anew.get((process.host, process.rank), known)
             if known in inside or newer != known or process.is_dead():

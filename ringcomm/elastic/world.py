@@ -183,7 +183,6 @@ class World:
 
     def _begin(self, entered: Entered) -> None:
         me = entered.epochs.me
-        self._progress.move()  # a spare has waited within its step, and did not hang
         hang = Hang(self._progress, lambda: bool(self._changes and self._changes.meets), me.uuid)
         watch = Watch(
             self._store,
@@ -300,11 +299,11 @@ class World:
             )
         )
 
-    def _ask(self) -> None:
-        """Come into a world that runs, with the state of its members."""
+    def _ask(self, *, founds: bool = True) -> None:
+        """Come into a world that runs, with the state of its members, or found one."""
         self._asks = True
         try:
-            entered = self._entrance.ask(self._timeout)
+            entered = self._entrance.ask(self._timeout, founds=founds)
         finally:
             self._asks = False
         if entered is None:
@@ -358,10 +357,11 @@ class World:
         if self._changes is None or not self._changes.is_spare:
             return
         say(f"elastic: process {os.getpid()} waits until its unit is whole again")
+        self._progress.end()  # it waits within its step, then gets the state, and does not hang
         before = self._tracked.sampler.epoch if self._tracked and self._tracked.sampler else 0
         self._ask_again()
         while self._changes is None:
-            self._ask()
+            self._ask(founds=False)
         if self._feed is not None and self._tracked is not None:
             self._feed.begin_anew()
             # The loop over the epoch in which it went ends now, and counts for that one.

@@ -5,13 +5,15 @@ from __future__ import annotations
 import pytest
 from conftest import forms
 
-from lab.membership import failing_seed, simulate
+from lab.membership import failing_seed, shows
 from lab.membership_rules import RULES
 
-# Rules, and a seed that shows that they are missing.
+ENOUGH = 1000  # seeds, in which each rule is missed that is left out
+# Rules, and a seed that has shown that they are missing, or one shortly before. Any change of the
+# simulated code may give a seed another course, so the search goes on from there.
 SHOWN = {
-    "drop": 0,
     "whole": 0,
+    "drop": 0,
     "over": 1,
     "succeed": 1,
     "patient": 3,
@@ -21,33 +23,35 @@ SHOWN = {
     "pieces": 9,
     "together": 9,
     "usual": 21,
-    "mates": 25,
-    "until": 33,
+    "bars": 32,
+    "lapse": 33,
+    "founds": 38,
     "progress": 46,
-    "lapse": 53,
     "forgive": 54,
     "recombine": 65,
+    "probation": 69,
+    "recall": 73,
     "hung": 95,
-    "begin": 99,
+    "until": 112,
+    "compare": 208,
     "spare": 250,
-    "bars": 282,
-    "compare": 358,
+    "mates": 254,
     "alone": 378,
+    "begin": 610,
+    "stopped": 615,
+    "awaited": 0,
 }
-# None of 340 seeds has met a case yet that needs these.
-UNSHOWN = {"awaited", "probation", "recall", "stopped"}
 
 
-@pytest.mark.parametrize("count", forms([20, 120], 20))
+@pytest.mark.parametrize("count", forms([20, 300], 20))
 def test_simulated_members(count: int) -> None:
     assert not failing_seed("", 0, count)
 
 
-def test_each_rule_is_listed() -> None:
-    assert SHOWN.keys() | UNSHOWN == RULES.keys()
+def test_each_rule_is_shown_to_be_needed() -> None:
+    assert SHOWN.keys() == RULES.keys()
 
 
-@pytest.mark.parametrize(("rule", "seed"), SHOWN.items())
-def test_a_rule_that_is_left_out_is_missed(rule: str, seed: int) -> None:
-    with pytest.raises(AssertionError, match=rf"seed {seed}: .*--tell {seed} {rule}"):
-        simulate(seed, rule)
+@pytest.mark.parametrize(("rule", "first"), SHOWN.items())
+def test_a_rule_that_is_left_out_is_missed(rule: str, first: int) -> None:
+    assert any(shows(rule, seed) for seed in range(first, ENOUGH))
