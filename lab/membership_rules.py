@@ -90,7 +90,7 @@ LOOK, GONE, MEET, BAR = Lapse.look, lease.are_gone, Changes.meet, Changes._bar
 RULES: dict[str, tuple[Any, str, Any]] = {
     "begin": (waiting, "BEGIN_SECONDS", 0.0),  # a newcomer waits before it begins a unit
     "recall": (Waiting, "_recall", nothing),  # the next one that leads knows them, too
-    "mates": (Waiting, "expect", nothing),  # those that will wait count before they ask
+    "mates": (Waiting, "meet", nothing),  # those that will wait count before they ask
     "bars": (watch, "BAR_LONGEST", 0.0),  # one that failed to enter is not called for a while
     "forgive": (Bars, "forget", nothing),  # and all is forgotten once it has entered
     "alone": (Bars, "length", lambda self, process: 0.0),  # those that failed come one by one

@@ -375,7 +375,7 @@ class Changes:
         self.copies.try_finish()
         self._note_torn(before, decided)
         broken = [p for p in decided.lost if decided.fates.get(p.uuid) == BROKEN]
-        self.watch.waiting.expect(broken)
+        self.watch.waiting.meet(before, broken)
         blamed = [p for p in decided.lost if p.uuid in entering and p not in broken]
         self._bar(blamed)  # those whose mate died live, and are not to blame
         counts = decided.step > self.counters.commits

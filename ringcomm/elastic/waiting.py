@@ -35,12 +35,24 @@ class Waiting:
         self._since: dict[Known, float] = {}  # when a newcomer asked for the first time
         self._lock = threading.Lock()  # the main thread expects, and another one gives places
         self._all: dict[Known, Process] = {}
+        self._entered: set[Known] = set()  # those that waited no more when the others met
         self._recalled = False
 
-    def expect(self, processes: Iterable[Process]) -> None:
-        """Count members whose unit is broken: they will ask to come in again."""
+    def meet(self, members: Iterable[Process], broken: Iterable[Process]) -> None:
+        """Note the members of an epoch that ended, and those whose unit is broken.
+
+        The latter will ask to come in again. Of the others, those that died wait for nobody.
+        """
         with self._lock:
-            self._all |= {_known(process): process for process in processes}
+            self._entered |= set(map(_known, members))
+            for known in self._entered & self._all.keys():
+                del self._all[known]
+            self._expect(broken)
+
+    def _expect(self, processes: Iterable[Process]) -> None:
+        some = {_known(process): process for process in processes}
+        self._all |= some
+        self._entered -= some.keys()
 
     def place(self, keys: Any, came: Sequence[Process], members: Sequence[Process]) -> None:
         """Give each newcomer among those that came a place, by the store.
@@ -50,11 +62,11 @@ class Waiting:
         the others know that one has died, or leaves, and whom it has to complete.
         """
         self._recall(keys)
-        self.expect(process for process in came if process.place >= 0)
         new = [process for process in came if process.place < 0]
         now = self._clock()
         self._since = {_known(p): self._since.get(_known(p), now) for p in new}
         with self._lock:
+            self._expect(process for process in came if process.place >= 0)
             self._forget(came, members)
             inside = members if units.are_broken(members, self._unit) else ()
             given = [placed for process in new if (placed := self._placed(process, inside))]
@@ -81,7 +93,8 @@ class Waiting:
         if not self._recalled and keys.check([KEY]):
             told = [Process(**fields) for fields in json.loads(keys.get(KEY).decode())]
             with self._lock:
-                self._all = {_known(process): process for process in told} | self._all
+                kept = {_known(p): p for p in told if _known(p) not in self._entered}
+                self._all = kept | self._all
         self._recalled = True
 
     def _forget(self, came: Sequence[Process], members: Sequence[Process]) -> None:

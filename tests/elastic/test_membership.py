@@ -35,11 +35,11 @@ SHOWN = {
     "until": 112,
     "compare": 208,
     "spare": 250,
-    "mates": 254,
+    "mates": 473,
     "alone": 378,
     "begin": 610,
     "stopped": 615,
-    "awaited": 0,
+    "awaited": 313,
 }
 
 

@@ -177,7 +177,7 @@ def test_a_newcomer_may_be_faster_than_the_mates_of_the_dead() -> None:
     """The mate has not asked yet, but the others know that it will."""
     keys, waiting = dist.HashStore(), Waiting(2)
     members = world(6, 2)
-    waiting.expect([members[0]])
+    waiting.meet(members[:2], [members[0]])
     waiting.place(keys, [newcomer(1)], members[2:])
     assert places(keys, 1) == [1]
     # A second one begins another unit, also when it asks another rank, which leads now; but not
@@ -195,7 +195,17 @@ def test_one_that_came_before_the_death_was_known_completes_the_unit() -> None:
     keys, waiting = dist.HashStore(), Waiting(2, lambda: 0.0)
     members = world(4, 2)
     waiting.place(keys, [newcomer(1)], members)
-    waiting.expect([members[0]])
+    waiting.meet(members[:2], [members[0]])
+    waiting.place(keys, [newcomer(1)], members[2:])
+    assert places(keys, 1) == [1]
+
+
+def test_one_that_entered_and_died_waits_for_nobody() -> None:
+    """Also where the store still has it among those that wait, as it was told before."""
+    keys, members = dist.HashStore(), world(4, 2)
+    Waiting(2).place(keys, members[:2], members[2:])  # they wait to come in again
+    waiting = Waiting(2, lambda: 0.0)
+    waiting.meet(members, [members[0]])  # members[1] has died
     waiting.place(keys, [newcomer(1)], members[2:])
     assert places(keys, 1) == [1]
 
@@ -219,7 +229,7 @@ def test_one_that_was_started_anew_takes_its_place_again() -> None:
 def test_members_wait_no_more() -> None:
     keys, waiting = dist.HashStore(), Waiting(2, hours())
     members = world(4, 2)
-    waiting.expect([members[0]])
+    waiting.meet(members[:2], [members[0]])
     waiting.place(keys, [newcomer(1)], members)
     assert places(keys, 1) == [0]
 
