@@ -140,8 +140,11 @@ def pack(arch: str, python: str, built: Path) -> Path:
         RINGCOMM_WHEEL_TAG=f"{tag}-{tag}-linux_{arch}",
     )
     excluded = [word for name in TORCHES_OWN for word in ("--exclude", name)]
+    # Of itself, auditwheel knows the names of the machine alone that it runs on.
+    auditwheel = f"import platform; platform.machine = lambda: {arch!r}; import auditwheel.main"
     told = run(
-        *("auditwheel", "repair", "--only-plat", "--plat", f"manylinux_2_28_{arch}"),
+        *(TOOLS / "bin" / "python", "-c", f"{auditwheel}; auditwheel.main.main()"),
+        *("repair", "--only-plat", "--plat", f"manylinux_2_28_{arch}"),
         *("-w", ROOT / "dist"),
         *(*excluded, next(made.glob("*.whl"))),
     )
