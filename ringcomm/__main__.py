@@ -111,12 +111,14 @@ def examples(lines: Sequence[str]) -> str:
 
 def version() -> str:
     """Return the versions of the package and of what it was built for; torch is not loaded."""
-    torches, pythons = built()
-    if not torches:
+    builds = built()
+    if not builds:
         return f"ringcomm {ringcomm.__version__}, not built"
+    torches, pythons = {build.torch for build in builds}, {build.Python for build in builds}
+    compiler = importlib.import_module("ringcomm._build_info").compiler
     return (
         f"ringcomm {ringcomm.__version__}, built for torch {span(torches)} and Python "
-        f"{span(pythons)} by {importlib.import_module('ringcomm._build_info').compiler}"
+        f"{span(pythons)} by {compiler}"
     )
 
 

@@ -13,11 +13,12 @@ import sys
 from importlib.machinery import EXTENSION_SUFFIXES, ExtensionFileLoader
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ringcomm._runtime.exit import close_groups_with
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
     from types import ModuleType
 
 NAME = "ringcomm._C"
@@ -57,33 +58,50 @@ def load_library() -> ModuleType:
     return library
 
 
-def built(folder: Path = FOLDER) -> tuple[list[str], list[str]]:
-    """Return the versions of torch, and those of Python, that a package is built for."""
-    pattern = re.compile(r"_C_torch(\d+)_(\d+)\.cpython-3(\d+)-")
-    matches = [match for path in folder.glob("_C_torch*.so") if (match := pattern.match(path.name))]
-    torches = sorted({(int(match[1]), int(match[2])) for match in matches})
-    pythons = sorted({int(match[3]) for match in matches})
-    return [f"{major}.{minor}" for major, minor in torches], [f"3.{minor}" for minor in pythons]
+MODULE = re.compile(r"(?:_C_torch(\d+)_(\d+))?\.cpython-3(\d+)-(\w+?)-linux")
 
 
-def span(versions: list[str]) -> str:
-    """Return neighbouring versions as text: "2.11 to 2.15"."""
-    return versions[0] if len(versions) == 1 else f"{versions[0]} to {versions[-1]}"
+class Build(NamedTuple):
+    """What a module of a package was built for."""
+
+    processor: str
+    Python: str
+    torch: str
+
+
+def built(folder: Path = FOLDER) -> list[Build]:
+    """Return what a package is built for."""
+    matches = [match for path in folder.glob("_C_torch*.so") if (match := MODULE.match(path.name))]
+    return [Build(match[4], f"3.{match[3]}", f"{match[1]}.{match[2]}") for match in matches]
+
+
+def span(versions: Collection[str]) -> str:
+    """Return minor versions as text: "2.11 to 2.13" where those in between are there, too."""
+    minors = sorted({int(version.split(".")[1]) for version in versions})
+    texts = [f"{next(iter(versions)).split('.')[0]}.{minor}" for minor in minors]
+    if len(minors) > 1 and minors[-1] - minors[0] == len(minors) - 1:
+        return f"{texts[0]} to {texts[-1]}"
+    return ", ".join(texts)
 
 
 def _missing(torch: str) -> str:
     """Say what this package is built for, and what to do."""
-    torches, pythons = built(FOLDER)
-    if not torches:
+    fitting = built(FOLDER)
+    if not fitting:
         return "ringcomm is not built: run `pip install --no-build-isolation .` in its folder"
-    python = re.sub(r"\.cpython-3(\d+)-.*", r"3.\1", SUFFIX)
-    what, then, now = ("torch", torches, torch)
-    if python not in pythons:
-        what, then, now = ("Python", pythons, python)
+    match = MODULE.match(SUFFIX)
+    assert match is not None
+    here = Build(match[4], f"3.{match[3]}", torch)
+    for field, now in here._asdict().items():
+        then = {getattr(build, field) for build in fitting}
+        if now not in then:
+            break
+        fitting = [build for build in fitting if getattr(build, field) == now]
+    were = ", ".join(sorted(then)) if field == "processor" else span(then)
     # pip unpacks a wheel into a folder that has other packages, too.
     source = "." if (FOLDER.parent / "setup.py").exists() else "--no-binary ringcomm ringcomm"
     return (
-        f"ringcomm was built for {what} {span(then)} but {what} {now} is running: rebuild it with "
+        f"ringcomm was built for {field} {were} but {field} {now} is running: rebuild it with "
         f"`pip install --no-build-isolation --force-reinstall --no-deps {source}`"
     )
 

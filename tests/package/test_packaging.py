@@ -130,10 +130,12 @@ def test_a_library_of_another_version_is_refused_before_it_is_loaded(python: Run
                 assert "ringcomm._C" not in sys.modules
                 assert "ringcomm/_C" not in open("/proc/self/maps").read()
                 return str(error)
+        processor = library.built()[0].processor
         for owner, name, value in (
             (torch, "__version__", "2.9.1+cpu"),
             (torch, "__version__", "2.99.0"),
-            (library, "SUFFIX", ".cpython-37-x86_64-linux-gnu.so"),
+            (library, "SUFFIX", f".cpython-37-{processor}-linux-gnu.so"),
+            (library, "SUFFIX", library.SUFFIX.replace(processor, "vax")),
         ):
             right = getattr(owner, name)
             setattr(owner, name, value)
@@ -144,13 +146,15 @@ def test_a_library_of_another_version_is_refused_before_it_is_loaded(python: Run
     )
     assert result.returncode == 0, result.stderr
     rebuild = "rebuild it with `pip install --no-build-isolation --force-reinstall --no-deps .`"
-    torches, pythons = library.built()
-    assert minor(torch.__version__) in torches
-    were = f"ringcomm was built for torch {library.span(torches)} but torch"
+    build, *others = library.built()
+    assert not others
+    assert build.torch == minor(torch.__version__)
+    were = f"ringcomm was built for torch {build.torch} but torch"
     assert result.stdout.splitlines() == [
         f"{were} 2.9 is running: {rebuild}",
         f"{were} 2.99 is running: {rebuild}",
-        f"ringcomm was built for Python {library.span(pythons)} but Python 3.7 is running: "
+        f"ringcomm was built for Python {build.Python} but Python 3.7 is running: {rebuild}",
+        f"ringcomm was built for processor {build.processor} but processor vax is running: "
         f"{rebuild}",
     ]
 
@@ -168,12 +172,17 @@ def test_what_is_not_built_says_so(python: Run, tmp_path: Path) -> None:
 
 
 def test_a_package_says_what_it_is_built_for(tmp_path: Path) -> None:
-    for name in ("2_9.cpython-310", "2_11.cpython-310", "2_11.cpython-314", "2_10.cpython-39"):
-        (tmp_path / f"_C_torch{name}-x86_64-linux-gnu.so").touch()
-    torches, pythons = library.built(tmp_path)
-    assert torches == ["2.9", "2.10", "2.11"]
-    assert pythons == ["3.9", "3.10", "3.14"]
-    assert library.span(torches) == "2.9 to 2.11"
+    for name in ("2_9.cpython-310-x86_64", "2_11.cpython-314-aarch64"):
+        (tmp_path / f"_C_torch{name}-linux-gnu.so").touch()
+    assert sorted(library.built(tmp_path)) == [
+        library.Build("aarch64", "3.14", "2.11"),
+        library.Build("x86_64", "3.10", "2.9"),
+    ]
+
+
+def test_versions_are_told_shortly() -> None:
+    assert library.span(["2.11", "2.9", "2.10", "2.9"]) == "2.9 to 2.11"
+    assert library.span(["2.13", "2.11"]) == "2.11, 2.13"
     assert library.span(["2.13"]) == "2.13"
 
 
