@@ -34,6 +34,7 @@ ANSWER_TRIPS = 20  # and so many round trips to the store: that may be far
 LONGEST_SECONDS = 4.0  # for answers to the calls of a founder: others may be far from the store
 ALONE_SECONDS = 1.0  # before one founds a world alone: a world without a store may find this one
 PRESENT_SECONDS = 10.0  # for the founders of a world, who answered a moment ago
+MEETING_SECONDS = 60.0  # of founders, who give one another up sooner unless all of them died
 FOUNDER_SECONDS = 2.0  # without a call: then another one founds
 ASK_SECONDS = 1.0  # then one that waits asks again
 TELL_SECONDS = 10.0
@@ -105,6 +106,7 @@ class Rendezvous:
     known: Record | None = None
     heard: float = field(default_factory=time.monotonic)  # the last call, or news of the world
     window: float = ANSWER_SECONDS  # for answers to the next call
+    meeting: tuple[Record | None, float] = (None, 0.0)  # founders that meet, and since when
 
     # ---- the record
 
@@ -193,6 +195,7 @@ class Rendezvous:
                 return None if result == "runs" else result
             self._answer(kinds)
             self._look_at_the_lease()
+            self._look_at_founders()
             if "found" not in kinds:
                 self._check_world()
             elif self._may_found():
@@ -221,8 +224,8 @@ class Rendezvous:
         """Raise Evicted if the world is lost, unless it has come to its end."""
         if self.known and self._are_dead(self.known) and not self._is_over():
             raise Evicted(
-                "this rank waited for its unit to be whole, and meanwhile the rest of the world was "
-                "lost; start it again, and the next world goes on from the checkpoint"
+                "this rank waited for its unit to be whole, and meanwhile the rest of the world "
+                "was lost; start it again, and the next world goes on from the checkpoint"
             )
 
     def _look_at_the_lease(self) -> None:
@@ -234,6 +237,16 @@ class Rendezvous:
                 f"elastic: nothing was heard of the world of {len(record.members)} ranks for so "
                 "long that it is taken to be lost: those that wait may found another one"
             )
+
+    def _look_at_founders(self) -> None:
+        """Give up those that have met for too long: they may be dead on a host that is not seen."""
+        record, now = self.known, time.monotonic()
+        if record is None or record.confirmed or not record.members:
+            return
+        if self.meeting[0] != record:
+            self.meeting = (record, now)
+        elif now - self.meeting[1] > MEETING_SECONDS:
+            self.void(record)
 
     def _is_over(self) -> bool:
         """Tell whether the world has come to its end, and none is being founded."""
