@@ -111,10 +111,10 @@ def make_stubs() -> None:
                 defined.add(name)
     unnamed = {name for name in asked.pop("", ()) if re.match("cu|p?nccl|nv", name)} - defined
     STUBS.mkdir()
-    for library in needed:
-        stem = library.partition(".")[0].partition("_")[0].removeprefix("lib")
-        versions = {v: names for v, names in asked.items() if v in (library, stem.upper())}
-        make_stub(library, versions, set() if versions else unnamed)
+    for name in needed:
+        stem = name.partition(".")[0].partition("_")[0].removeprefix("lib")
+        versions = {v: names for v, names in asked.items() if v in (name, stem.upper())}
+        make_stub(name, versions, set() if versions else unnamed)
 
 
 def make_stub(library: str, versions: dict[str, set[str]], unnamed: set[str]) -> None:
