@@ -5,7 +5,8 @@ RINGCOMM_SANITIZE=address|thread|undefined, RINGCOMM_WERROR=1, RINGCOMM_CUDA=aut
 tensors; auto: where torch has CUDA and nvcc is), RINGCOMM_CUDA_ARCHS="80;90" (GPU architectures;
 without it those of the GPUs that are here, or several where none is). Build files are kept in
 build/. scripts/wheels.py sets RINGCOMM_BUILT, a folder with the library for several torches, and
-RINGCOMM_WHEEL_TAG, as cp311-cp311-manylinux_2_28_x86_64.
+RINGCOMM_WHEEL_TAG, as cp311-cp311-manylinux_2_28_x86_64. With RINGCOMM_URL, the address of the
+repository, the package names it, and the README's links lead there: a release sets it.
 """
 
 import os
@@ -28,6 +29,7 @@ CUDA_LIBRARY = "libringcomm_cuda.so"
 ARCHITECTURES = "80;90;100;120"
 BUILT = os.environ.get("RINGCOMM_BUILT", "")
 TAG = os.environ.get("RINGCOMM_WHEEL_TAG", "")
+URL = os.environ.get("RINGCOMM_URL", "").rstrip("/")
 
 
 def stop(sentence: str) -> NoReturn:
@@ -169,6 +171,33 @@ class CMakeBuild(build_ext):
         return folder
 
 
+def version() -> str:
+    text = (ROOT / "ringcomm" / "__init__.py").read_text()
+    match = re.search(r'^__version__ = "(.+)"$', text, re.MULTILINE)
+    assert match is not None
+    return match[1]
+
+
+def readme() -> str:
+    """Return README.md. With an address its links are absolute, as PyPI's page needs them."""
+    text = (ROOT / "README.md").read_text()
+    if not URL:
+        return text
+    text = re.sub(r"(!\[[^\]]*\])\((?!https?:|#)", rf"\1({URL}/raw/v{version()}/", text)
+    return re.sub(r"(?<!!)(\[[^\]]*\])\((?!https?:|#)", rf"\1({URL}/blob/v{version()}/", text)
+
+
+def urls() -> dict[str, str]:
+    files = f"{URL}/blob/v{version()}"
+    named = {
+        "Source": URL,
+        "Documentation": f"{files}/docs/quickstart.md",
+        "Changelog": f"{files}/CHANGELOG.md",
+        "Issues": f"{URL}/issues",
+    }
+    return named if URL else {}
+
+
 class Wheel(bdist_wheel):
     """Names the wheel after what its library was built for, which may be another Python."""
 
@@ -181,6 +210,9 @@ if sys.version_info < (3, 10):
 sources = [path for path in (ROOT / "csrc").rglob("*.*") if path.suffix in {".cc", ".cu", ".h"}]
 needed = [ROOT / "CMakeLists.txt", ROOT / "ringcomm" / "_build_info.py.in", *sources]
 setup(
+    long_description=readme(),
+    long_description_content_type="text/markdown",
+    project_urls=urls(),
     ext_modules=[
         Extension("ringcomm._C", [], depends=[str(path.relative_to(ROOT)) for path in needed])
     ],

@@ -1,6 +1,7 @@
-"""For MkDocs: pages from outside docs/, links that lead out of them, and mermaid from here.
+"""For MkDocs: pages from outside docs/, links that lead out of them, and scripts from here.
 
-mkdocs.yml names this file. scripts/docs.sh sets RINGCOMM_MERMAID to the script that draws.
+mkdocs.yml names this file. scripts/docs.sh sets RINGCOMM_ASSETS to a folder with the scripts that
+draw and search, if it could get them.
 """
 
 from __future__ import annotations
@@ -32,7 +33,8 @@ PARTS = re.compile(
     r"^ *```.*?^ *```$|(?P<picture>!?)\[(?P<text>[^\]]+)\]\((?P<target>[^)\s]+)\)|`[^`\n]+`",
     re.MULTILINE | re.DOTALL,
 )
-SCRIPT = "assets/mermaid.min.js"
+ASSETS = Path(os.environ.get("RINGCOMM_ASSETS", "none"))
+MERMAID, WORKER = "assets/mermaid.js", "assets/iframe-worker.js"
 # mermaid 11 names arrowheads after the picture. Material's colors are for the old names, and the
 # heads would be black on black.
 HEADS = """<script>
@@ -40,6 +42,14 @@ const initialize = mermaid.initialize;
 mermaid.initialize = (options) => initialize({...options, themeCSS: options.themeCSS +
   '[id$="head"] path{fill:var(--md-mermaid-sequence-message-line-color);stroke:none}'});
 </script>"""
+
+
+def on_config(config: MkDocsConfig) -> MkDocsConfig:
+    if (ASSETS / Path(WORKER).name).exists():
+        config.extra["polyfills"] = [WORKER]  # where the plugin `offline` would name unpkg.com
+    if "MIKE_DOCS_VERSION" in os.environ:  # one of several versions: a menu leads to the others
+        config.extra["version"] = {"provider": "mike"}
+    return config
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
@@ -71,13 +81,14 @@ def on_post_page(output: str, page: Page, config: MkDocsConfig) -> str:
     """Say which language it is; and Material loads mermaid from elsewhere, unless it is there."""
     if page.file.src_uri.endswith(".zh.md"):
         output = output.replace('<html lang="en"', '<html lang="zh-CN"', 1)
-    if "RINGCOMM_MERMAID" not in os.environ or 'class="mermaid"' not in output:
+    if 'class="mermaid"' not in output or not (ASSETS / Path(MERMAID).name).exists():
         return output
-    return output.replace("</head>", f'<script src="{SCRIPT}"></script>{HEADS}</head>', 1)
+    script = f'<script src="{MERMAID}"></script>'
+    return output.replace("</head>", f"{script}{HEADS}</head>", 1)
 
 
 def on_post_build(config: MkDocsConfig) -> None:
-    if script := os.environ.get("RINGCOMM_MERMAID"):
-        target = Path(config.site_dir) / SCRIPT
+    for script in ASSETS.glob("*.js"):
+        target = Path(config.site_dir) / "assets" / script.name
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(script, target)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import inspect
+import json
 import re
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -17,6 +19,7 @@ from ringcomm import algorithms, elastic
 from ringcomm.compression import hooks
 from ringcomm.tools.plan import notebook
 
+ROLES = ("AUTHOR", "COMMITTER")
 PUBLIC = [ringcomm, algorithms, hooks, elastic, notebook]
 
 
@@ -66,3 +69,30 @@ def test_the_site_is_built(run: Run) -> None:
     api = (ROOT / "build" / "docs" / "site" / "api.html").read_text()
     names = [*public_names(ringcomm), *public_names(elastic), "ringcomm.Options.spin_us"]
     assert not [name for name in names if f'id="{name}"' not in api]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_versions_are_published_beside_one_another(run: Run, tmp_path: Path) -> None:
+    """The newest is the one that the root leads to, also after an older one is mended."""
+    someone = {f"GIT_{role}_{what}": "a@b.c" for role in ROLES for what in ("NAME", "EMAIL")}
+    assert run("git", "clone", "-q", ROOT, tmp_path / "clone").returncode == 0
+    clone = tmp_path / "clone"
+    (clone / ".venv-docs").symlink_to(ROOT / ".venv-docs")
+    site = "https://example.org/pages/"
+    for version in ("1.9", "1.10", "1.9"):
+        result = run(
+            *(clone / "scripts" / "docs.sh", "publish", version),
+            **({"cwd": clone, "seconds": 300, "RINGCOMM_SITE": site} | someone),
+        )
+        assert result.returncode == 0, result.stderr
+
+    def published(name: str) -> str:
+        return run("git", "show", f"gh-pages:{name}", cwd=clone).stdout
+
+    versions = {row["version"]: row["aliases"] for row in json.loads(published("versions.json"))}
+    assert versions == {"1.9": [], "1.10": ["latest"]}
+    assert "latest/" in published("index.html")
+    assert f"<loc>{site}1.10/api.html</loc>" in published("sitemap.xml")
+    assert 'href="/pages/1.10/site.css"' in published("404.html")
+    assert '"provider": "mike"' in published("1.9/index.html")
