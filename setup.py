@@ -20,6 +20,11 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NoReturn
 
+import setuptools
+
+if int(setuptools.__version__.partition(".")[0]) < 77:  # pyproject.toml and the imports need it
+    sys.exit("ringcomm needs setuptools 77 or newer to build: `pip install --upgrade setuptools`")
+
 from setuptools import Extension, setup
 from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_ext import build_ext
@@ -50,16 +55,19 @@ def torch_folder() -> Path:
             return site / "torch"
     stop(
         "builds against the torch that is installed, and found none: `pip install torch==2.13.0`, "
-        "then `pip install --no-build-isolation .`"
+        "then the same command again, with --no-build-isolation if torch was there already"
     )
 
 
 def sites() -> Iterator[Path]:
     """Yield the folders where packages of the environment may be that this build is for."""
     yield Path(sysconfig.get_path("platlib"))  # pip's own environment has the interpreter's prefix
-    for name in ("VIRTUAL_ENV", "CONDA_PREFIX"):
-        if prefix := os.environ.get(name):
-            yield Path(sysconfig.get_path("platlib", vars={"platbase": prefix, "base": prefix}))
+    prefixes = [os.environ.get(name, "") for name in ("VIRTUAL_ENV", "CONDA_PREFIX")]
+    # uv names its own environment there. The one that is activated is still on PATH.
+    on_path = [Path(folder).parent for folder in os.get_exec_path()]
+    prefixes += [str(prefix) for prefix in on_path if (prefix / "pyvenv.cfg").exists()]
+    for prefix in filter(None, prefixes):
+        yield Path(sysconfig.get_path("platlib", vars={"platbase": prefix, "base": prefix}))
 
 
 def torch_minor(folder: Path) -> str:

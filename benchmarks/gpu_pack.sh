@@ -24,7 +24,7 @@ environment() { # a Python 3.12 with torch's wheel alone: its CUDA packages are 
   "${base:-false}" -c '' 2>/dev/null || base=$(ls -d "$HOME"/.pyenv/versions/3.12*/bin/python 2>/dev/null | tail -1)
   [ -n "$base" ] || stop "Python 3.12 is needed: install it, or set PYTHON to one that has torch"
   "$base" -m venv "$1"
-  "$1/bin/pip" install -q cmake ninja setuptools wheel numpy typing-extensions
+  "$1/bin/pip" install -q cmake ninja "setuptools>=77" wheel numpy typing-extensions
   "$1/bin/pip" install -q --no-deps torch==2.11.0
   touch "$1/complete"
 }

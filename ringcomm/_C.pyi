@@ -230,6 +230,9 @@ def host_identity() -> tuple[str, str, str, int]:
     Raises RuntimeError when nothing can be read.
     """
 
+def build() -> str:
+    """Return the hash of the engine's source, which ranks compare when they meet."""
+
 def same_host(one: tuple[str, str, str, int], other: tuple[str, str, str, int]) -> bool:
     """Whether processes of these identities may share memory."""
 

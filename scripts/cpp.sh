@@ -30,7 +30,20 @@ case $variant in
         exit 1
       }
     done
+    # Under 7.2, programs that fork hang in the C library.
+    [ "$(qemu-aarch64 --version | sed -n '1s/.*version \([0-9]*\).*/\1/p')" -ge 10 ] || {
+      echo "ringcomm: qemu 10 or newer is needed, which Debian 13 has" >&2
+      exit 1
+    }
+    folder=/usr/lib/aarch64-linux-gnu
+    [ -e $folder/libssl.a ] || {
+      echo "ringcomm: OpenSSL for arm64 is needed: \`dpkg --add-architecture arm64 && apt update &&" \
+        "apt install libssl-dev:arm64\`" >&2
+      exit 1
+    }
     options+=(-DCMAKE_SYSTEM_NAME=Linux -DCMAKE_SYSTEM_PROCESSOR=aarch64
+      -DOPENSSL_CRYPTO_LIBRARY=$folder/libcrypto.a -DOPENSSL_SSL_LIBRARY=$folder/libssl.a
+      "-DOPENSSL_INCLUDE_DIR=/usr/include;/usr/include/aarch64-linux-gnu"
       -DCMAKE_CXX_COMPILER=aarch64-linux-gnu-g++
       "-DCMAKE_CROSSCOMPILING_EMULATOR=qemu-aarch64;-L;/usr/aarch64-linux-gnu")
     ;;

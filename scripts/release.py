@@ -3,7 +3,7 @@
 An sdist, a wheel for each Python (scripts/wheels.py) with all torches that are supported, an SBOM,
 and SHA256SUMS. The tree has to be clean, and CHANGELOG.md has to have the version. Two runs of one
 commit give equal bytes. PYTHONS names the interpreters, "python3.10 python3.11"; without it those
-on PATH are taken. TORCHES chooses other torches.
+on PATH are taken. TORCHES chooses other torches, and ARCHES names processors, "x86_64 aarch64".
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import hashlib
 import io
 import json
 import os
+import platform
 import re
 import shutil
 import subprocess
@@ -113,11 +114,12 @@ def main() -> None:
     shutil.rmtree(DIST, ignore_errors=True)
     DIST.mkdir()
     make_sdist(number, moment)
-    wheels = [sys.executable, ROOT / "scripts" / "wheels.py"]
+    wheels = [sys.executable, str(ROOT / "scripts" / "wheels.py")]
     wheels += ["--torches", os.environ.get("TORCHES", TORCHES)]
     for python in pythons():
         wheels += ["--python", python]
-    subprocess.run(list(map(str, wheels)), cwd=ROOT, check=True)
+    for arch in os.environ.get("ARCHES", platform.machine()).split():
+        subprocess.run([*wheels, "--arch", arch], cwd=ROOT, check=True)
     tools = ROOT / "build" / "wheel" / "tools" / "bin" / "python"
     files = [path for path in DIST.iterdir() if path.suffix in {".whl", ".gz"}]
     print(told(tools, "-m", "twine", "check", "--strict", *files))

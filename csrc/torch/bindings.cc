@@ -300,6 +300,7 @@ void bind_core(py::module_& module) {
     const HostIdentity self = host_identity();
     return Identity(self.host, self.boot_id, self.network, self.user);
   });
+  module.def("build", [] { return make_card().build; });
   module.def("same_host", [](const Identity& a, const Identity& b) {
     return std::make_from_tuple<HostIdentity>(a).same_host(std::make_from_tuple<HostIdentity>(b));
   });

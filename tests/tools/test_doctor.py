@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +14,7 @@ import pytest
 from lab.hosts import Hosts, RankResult
 from lab.namespaces import missing, tool
 from lab.ports import free_port
+from ringcomm.tools.doctor import facts
 
 needs_hosts = pytest.mark.skipif(missing() is not None, reason=str(missing()))
 SECONDS = 60  # guards against hangs; the examination itself says how long it took
@@ -195,6 +197,10 @@ def test_a_rank_that_never_comes(lab: Lab) -> None:
     assert told.status == 2
     told.says("error: Rank 2 never came.")
     assert [pair for pair in told.json["pairs"] if pair["ranks"] == [0, 1] and pair["forth"]]
+
+
+def test_a_build_is_the_hash_of_the_source() -> None:
+    assert re.fullmatch("[0-9a-f]{12}", facts.build())
 
 
 @needs_hosts

@@ -232,7 +232,7 @@ def build() -> str:
     """Return the hash of the engine's source. Raises ImportError and what the library raises."""
     from ringcomm._runtime.library import load_library
 
-    return str(load_library().card().split()[1])
+    return str(load_library().build())
 
 
 def cuda(proc: Path = PROC) -> dict[str, Any]:
