@@ -62,7 +62,7 @@ MODULE = re.compile(r"(?:_C_torch(\d+)_(\d+))?\.cpython-3(\d+)-(\w+?)-linux")
 
 
 class Build(NamedTuple):
-    """What a module of a package was built for."""
+    """A module of a package: the processor, the Python and the torch that it is for."""
 
     processor: str
     Python: str
