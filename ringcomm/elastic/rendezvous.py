@@ -310,6 +310,8 @@ class Rendezvous:
         if len(came) < self.start:
             self.window = min(2 * self.window, LONGEST_SECONDS)
             return
+        if self.known and not self._are_dead(self.known):
+            return  # it runs after all
         life = self.known.life + 1 if self.known else 0
         members = units.in_units(in_order(came)[: self.start], self.unit)
         founded = Record(life=life, members=members, unit=self.unit)

@@ -321,6 +321,7 @@ class Watch:
         if known is not None and known.life == record.life:
             mine = mine or bool(set(known.members) & set(record.members))
         if mine and (known == wanted or rendezvous.replace(known, wanted)):
+            lease.take_back(rendezvous.store, record.members)
             return True
         later = known is not None and known.life > record.life
         if later and lease.were_given_up(rendezvous.store, record.members):
