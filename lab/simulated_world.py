@@ -181,7 +181,7 @@ class Course:
             if isinstance(error, errors.TooFew):
                 self.check_shards()
             alike = not any(process.more.differs for process in self.owners)
-            if alike and isinstance(error, errors.Diverged):
+            if alike and isinstance(error, errors.Diverged | ValueError):
                 require(False, f"ranks differ that are alike: {error}")
             self.note(f"ends: {type(error).__name__}: {error}")
             spec.status = 1

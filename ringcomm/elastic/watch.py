@@ -10,6 +10,7 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch.distributed as dist
@@ -316,7 +317,7 @@ class Watch:
         """Tell that store of this world, and where its own store is; whether it knows no other."""
         rendezvous = Rendezvous(self._store.of_run(served.client), record.members[0])
         known = rendezvous.record()
-        wanted = Record(record.life, record.epoch, True, record.members, at)
+        wanted = replace(record, store=at)
         mine = known is None or not known.confirmed
         if known is not None and known.life == record.life:
             mine = mine or bool(set(known.members) & set(record.members))

@@ -199,7 +199,7 @@ def test_who_leads_without_a_connection_serves_a_store() -> None:
     """Its connection was lost before it led, so no request of its own fails."""
     here = RunStore("run", dist.HashStore(), (Address(HOST, free_port()),))
     here.lose(RuntimeError("the store is gone"))
-    record = Record(0, 3, True, (Process("a", "host", 1),))
+    record = Record(0, 3, True, (Process("a", "host", 1),), unit=2)
     watch = Watch(here, lambda: 0, lambda: record)
     try:
         deadline = time.monotonic() + limit(10)
@@ -207,6 +207,8 @@ def test_who_leads_without_a_connection_serves_a_store() -> None:
             assert time.monotonic() < deadline
             time.sleep(0.02)
         assert here.offer.address == here.home[0]
+        told = here.of_run(here.offer.client).get("world")
+        assert Record.from_text(told.decode()) == record
     finally:
         watch.stop()
 
