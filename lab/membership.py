@@ -47,6 +47,7 @@ from ringcomm.elastic.rendezvous import Record
 
 RESTART_SECONDS = 1.0  # until a launcher starts a process anew
 CALM_SECONDS = 200.0  # within which all is well after the last fault
+RELAPSE_SECONDS = 3000.0  # within which those die for the last time that do so again and again
 FAILING_SECONDS = 120.0  # that those whose entrances fail go on with that
 LAG_SECONDS = 10.0  # of a world that reaches the store and was succeeded
 MOST_FAILURES = 8  # entrances of a process that fail in one world, in some minutes
@@ -126,6 +127,7 @@ class Run:
     def _await_calm(self) -> None:
         """Wait until all is well. Some die again and again for a while: it counts from the last."""
         time, began, starts = self.course.time, self.course.time.now, 0
+        latest = began + RELAPSE_SECONDS
         self.seen = self._newest_step()
         while (wrong := self._what_is_wrong()) and time.now - began < CALM_SECONDS:
             time.sleep(RESTART_SECONDS)
@@ -133,7 +135,7 @@ class Run:
                 starts,
                 sum(o.more.rank not in self.failing for o in self.course.owners),
             )
-            began = time.now if starts > before else began
+            began = time.now if starts > before and time.now < latest else began
         require(not wrong, wrong)
 
     def _end_hangs(self) -> None:
