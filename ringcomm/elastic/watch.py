@@ -307,9 +307,10 @@ class Watch:
             say(f"elastic: the store is served at {served.address} from now on")
 
     def _point_here(self, home: Served, record: Record) -> None:
-        """Tell those that ask at home where the store is now."""
+        """Tell those that ask at home where the store is now, and that the world runs."""
         try:
-            self._claim(home, record, self._store.address)
+            if self._claim(home, record, self._store.address):
+                lease.beat(self._store.of_run(home.client), record.life, record.members)
         except RuntimeError:
             self._at_home = None
 
@@ -322,7 +323,6 @@ class Watch:
         if known is not None and known.life == record.life:
             mine = mine or bool(set(known.members) & set(record.members))
         if mine and (known == wanted or rendezvous.replace(known, wanted)):
-            lease.take_back(rendezvous.store, record.members)
             return True
         later = known is not None and known.life > record.life
         if later and lease.were_given_up(rendezvous.store, record.members):

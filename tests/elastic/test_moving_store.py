@@ -121,6 +121,9 @@ def test_a_store_that_moves(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(dist.DistStoreError, match=r"has moved to .* and does not answer"):
         _ = here.keys
     assert here.ready is None
+    home = dist.HashStore()
+    here.move_back(home, "")
+    assert (here.keys, here.address, here.is_lost) == (home, "", False)
 
 
 def test_who_serves_does_not_connect() -> None:
