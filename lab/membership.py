@@ -262,7 +262,7 @@ class Run:
         until = self.course.time.now + self.chance.uniform(least, most)
         for owner in owners:
             if owner is not None:
-                owner.stopped_until = until
+                owner.stopped_until = max(owner.stopped_until, until)
         self.healed = max(self.healed, until)
 
     def hang(self) -> None:
