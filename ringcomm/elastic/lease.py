@@ -63,6 +63,12 @@ def are_gone(keys: Any, processes: Sequence[Process]) -> bool:
     return not names or bool(keys.check(names))
 
 
+def give_up(keys: Any, members: Sequence[Process]) -> None:
+    """Say that a world is taken to be lost, or that another has its place."""
+    for process in members:
+        keys.set(f"dead/{process.uuid}", GONE)
+
+
 def were_given_up(keys: Any, members: Sequence[Process]) -> bool:
     """Tell whether any of a world that runs was taken for dead, as when its lease has lapsed."""
     return any(keys.check([f"dead/{process.uuid}"]) for process in members)
@@ -106,6 +112,5 @@ class Lapse:
             self._seen, self._since = seen, now
         if now - self._since < self._seconds:
             return False
-        for process in members:
-            keys.set(f"dead/{process.uuid}", GONE)
+        give_up(keys, members)
         return True

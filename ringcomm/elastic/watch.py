@@ -319,10 +319,13 @@ class Watch:
         rendezvous = Rendezvous(self._store.of_run(served.client), record.members[0])
         known = rendezvous.record()
         wanted = replace(record, store=at)
-        mine = known is None or not known.confirmed
+        succeeds = known is not None and self._succeeds(record, known)
+        mine = known is None or not known.confirmed or succeeds
         if known is not None and known.life == record.life:
             mine = mine or bool(set(known.members) & set(record.members))
         if mine and (known == wanted or rendezvous.replace(known, wanted)):
+            if known is not None and succeeds:
+                lease.give_up(rendezvous.store, known.members)  # should they run, they learn it
             return True
         later = known is not None and known.life > record.life
         if later and lease.were_given_up(rendezvous.store, record.members):
@@ -332,6 +335,12 @@ class Watch:
             "there can join this one"
         )
         return False
+
+    def _succeeds(self, record: Record, known: Record) -> bool:
+        """Tell whether this world was founded in the place of that one, as its own store says."""
+        keys = self._store.ready
+        earlier = keys is not None and known.life < record.life
+        return earlier and lease.were_given_up(keys, known.members)
 
     def _tell(self, text: str) -> None:
         if text != self._told:

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 
@@ -212,6 +213,27 @@ def test_who_leads_without_a_connection_serves_a_store() -> None:
         assert here.offer.address == here.home[0]
         told = here.of_run(here.offer.client).get("world")
         assert Record.from_text(told.decode()) == record
+    finally:
+        watch.stop()
+
+
+def test_a_world_tells_the_one_before_it_at_home_that_it_is_over() -> None:
+    """It was founded in its place where the store was meanwhile."""
+    served = dist.TCPStore(HOST, 0, is_master=True, wait_for_workers=False)
+    here = RunStore("run", dist.HashStore(), (Address(HOST, served.port),))
+    here.address = "elsewhere:1"
+    before, now = (Record(life, 3, True, (Process(f"{life}", "host", 1),)) for life in (0, 1))
+    home = here.of_run(served)
+    home.set("world", before.to_text())
+    here.keys.set("dead/0", "1")
+    watch = Watch(here, lambda: 0, lambda: now)
+    try:
+        deadline = time.monotonic() + limit(10)
+        while not home.check(["dead/0"]):
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        told = Record.from_text(home.get("world").decode())
+        assert told == replace(now, store=here.address)
     finally:
         watch.stop()
 
