@@ -41,6 +41,7 @@ from lab.simulated_world import (
     is_member,
     leaders_unit,
     place_of,
+    process_of,
     require,
 )
 from ringcomm.elastic.rendezvous import Record
@@ -195,7 +196,18 @@ class Run:
         seen, self.seen = self.seen, self._newest_step()
         if seen >= self.seen:
             return f"no steps after {seen}"
+        if self._is_odd():
+            return ""
         return self._who_waits([owner for owner in alive if not is_member(owner)])
+
+    def _is_odd(self) -> bool:
+        """Tell whether all that hold some shard differ from the others: these can't enter then.
+
+        One that differed had become a member, and the others died before a vote had compared them.
+        """
+        members = [owner for owner in self.course.owners if owner.alive and is_member(owner)]
+        alike = {process_of(owner).place for owner in members if not owner.more.differs}
+        return any(process_of(owner).place not in alike for owner in members)
 
     def _who_waits(self, waits: list[Owner]) -> str:
         """Tell whether some wait that could make a unit, or that were given places unevenly.
