@@ -147,6 +147,9 @@ class Run:
             self.course.time.sleep(HANG_SECONDS)
         for owner in hanging:
             owner.more.hangs_at = never
+        if any(owner.alive and owner.more.hangs for owner in hanging):
+            self.course.time.sleep(HANG_SECONDS)  # some have begun to hang only meanwhile
+        for owner in hanging:
             if owner.alive and owner.more.hangs:
                 members = [o for o in self.course.owners if o.alive and is_member(o)]
                 waits = [o for o in members if o not in hanging and epoch_of(o) == epoch_of(owner)]
