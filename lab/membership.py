@@ -41,12 +41,14 @@ from lab.simulated_world import (
     is_member,
     leaders_unit,
     place_of,
+    process_of,
     require,
 )
 from ringcomm.elastic.rendezvous import Record
 
 RESTART_SECONDS = 1.0  # until a launcher starts a process anew
 CALM_SECONDS = 200.0  # within which all is well after the last fault
+RELAPSE_SECONDS = 3000.0  # within which those die for the last time that do so again and again
 FAILING_SECONDS = 120.0  # that those whose entrances fail go on with that
 LAG_SECONDS = 10.0  # of a world that reaches the store and was succeeded
 MOST_FAILURES = 8  # entrances of a process that fail in one world, in some minutes
@@ -126,13 +128,15 @@ class Run:
     def _await_calm(self) -> None:
         """Wait until all is well. Some die again and again for a while: it counts from the last."""
         time, began, starts = self.course.time, self.course.time.now, 0
+        latest = began + RELAPSE_SECONDS
+        self.seen = self._newest_step()
         while (wrong := self._what_is_wrong()) and time.now - began < CALM_SECONDS:
             time.sleep(RESTART_SECONDS)
             before, starts = (
                 starts,
                 sum(o.more.rank not in self.failing for o in self.course.owners),
             )
-            began = time.now if starts > before else began
+            began = time.now if starts > before and time.now < latest else began
         require(not wrong, wrong)
 
     def _end_hangs(self) -> None:
@@ -143,6 +147,9 @@ class Run:
             self.course.time.sleep(HANG_SECONDS)
         for owner in hanging:
             owner.more.hangs_at = never
+        if any(owner.alive and owner.more.hangs for owner in hanging):
+            self.course.time.sleep(HANG_SECONDS)  # some have begun to hang only meanwhile
+        for owner in hanging:
             if owner.alive and owner.more.hangs:
                 members = [o for o in self.course.owners if o.alive and is_member(o)]
                 waits = [o for o in members if o not in hanging and epoch_of(o) == epoch_of(owner)]
@@ -166,6 +173,11 @@ class Run:
         members = Record.from_text(keys["world"].decode()).members if "world" in keys else ()
         return bool(members) and all(keys.get(f"dead/{p.uuid}") == b"ended" for p in members)
 
+    def _newest_step(self) -> tuple[int, int]:
+        """Return the newest life that has applied steps, and the last of them."""
+        newest = self.course.newest
+        return newest, max(self.course.lines.get(newest, (0,)))
+
     def _what_is_wrong(self) -> str:
         course = self.course
         owners = [o for o in course.owners if o.more.rank not in self.failing]
@@ -184,10 +196,21 @@ class Run:
         worlds = {epoch_of(owner) for owner in inside}
         if len(worlds) > 1:
             return f"members are in different epochs {worlds}"
-        seen, self.seen = self.seen, (course.newest, max(course.lines.get(course.newest, (0,))))
+        seen, self.seen = self.seen, self._newest_step()
         if seen >= self.seen:
             return f"no steps after {seen}"
+        if self._is_odd():
+            return ""
         return self._who_waits([owner for owner in alive if not is_member(owner)])
+
+    def _is_odd(self) -> bool:
+        """Tell whether all that hold some shard differ from the others: these can't enter then.
+
+        One that differed had become a member, and the others died before a vote had compared them.
+        """
+        members = [owner for owner in self.course.owners if owner.alive and is_member(owner)]
+        alike = {process_of(owner).place for owner in members if not owner.more.differs}
+        return any(process_of(owner).place not in alike for owner in members)
 
     def _who_waits(self, waits: list[Owner]) -> str:
         """Tell whether some wait that could make a unit, or that were given places unevenly.
@@ -209,10 +232,14 @@ class Run:
         return f"these wait for ever: {held}, gone are {gone}" if whole or uneven else ""
 
     def _check_failures(self) -> None:
-        """Joiners that fail are called ever less often, where there is somebody to call them."""
+        """Joiners that fail are called ever less often, where there is somebody to call them.
+
+        Founders aren't called by members, and hold none up.
+        """
         if not any(o.alive and o.more.rank not in self.failing for o in self.course.owners):
             return
-        starts = Counter(o.more.rank for o in self.course.owners if o.more.rank in self.failing)
+        specs = [owner.more for owner in self.course.owners if owner.more.rank in self.failing]
+        starts = Counter(s.rank for s in specs if not (s.world and s.world._founder))
         for rank, count in starts.items():
             most = MOST_FAILURES * (2 + self.course.newest)
             require(count <= most, f"rank {rank} failed to enter {count} times")
@@ -250,7 +277,7 @@ class Run:
         until = self.course.time.now + self.chance.uniform(least, most)
         for owner in owners:
             if owner is not None:
-                owner.stopped_until = until
+                owner.stopped_until = max(owner.stopped_until, until)
         self.healed = max(self.healed, until)
 
     def hang(self) -> None:

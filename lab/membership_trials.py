@@ -129,7 +129,9 @@ class Trials:
             return
         alone = self.chance.random() < 0.5
         slow = [owner] if alone else self._members()
+        same = 1 + max(owner.more.world.step_number for owner in slow)  # that none has begun
         for owner in slow:
+            owner.more.slow_after = same
             owner.more.slow = SLOW_STEP if alone else COMPILING_STEP
         self.course.time.sleep(2 * COMPILING_STEP)
         for owner in slow:

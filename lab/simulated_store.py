@@ -115,8 +115,9 @@ class SimulatedStore(RunStore):
         return client
 
     def _connect(self, address: Address) -> None:
+        lost = address != HOME and not self._network.reaches(address)
         with self._lock:
-            self._keys, self._connecting = Keys(self._network, address), None
+            self._keys, self._connecting = None if lost else Keys(self._network, address), None
 
     def look_at_home(self) -> Served | None:
         self._network.time.check()

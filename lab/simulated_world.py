@@ -74,6 +74,7 @@ class Spec:
     hangs_at: float = float("inf")
     model: float = 0.0  # seconds that it needs to make its model, at least
     slow: float = 0.0  # seconds by which its next step takes longer
+    slow_after: int = 0  # steps of the training: no earlier one takes longer
     # Below is the state of the process.
     hangs: bool = False
     pid: int = 0
@@ -181,7 +182,7 @@ class Course:
             if isinstance(error, errors.TooFew):
                 self.check_shards()
             alike = not any(process.more.differs for process in self.owners)
-            if alike and isinstance(error, errors.Diverged):
+            if alike and isinstance(error, errors.Diverged | ValueError):
                 require(False, f"ranks differ that are alike: {error}")
             self.note(f"ends: {type(error).__name__}: {error}")
             spec.status = 1
@@ -218,11 +219,17 @@ class Course:
                 if spec.fates[:1] == (DIES_AFTER.get(made),):
                     self.kill(time.owner)
                 made += 1
-                slow, spec.slow = spec.slow, 0.0
-                time.sleep(time.random.uniform(0.5, 1.0) + slow)
+                time.sleep(time.random.uniform(0.5, 1.0) + self._delay(mine))
                 if time.now > spec.hangs_at and made > hang.FEWEST:  # the first steps may be slow
                     spec.hangs = True
                     time.sleep(1e9)
+
+    def _delay(self, mine: Any) -> float:
+        """Return by how many seconds this step takes longer."""
+        spec, slow = self.time.owner.more, 0.0
+        if mine.step_number >= spec.slow_after:
+            slow, spec.slow = spec.slow, 0.0
+        return slow
 
     def _load(self, mine: Any) -> None:
         """Go on from the checkpoint, in a world that was founded just now."""

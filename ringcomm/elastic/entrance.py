@@ -98,9 +98,16 @@ class Entrance:
         self._stay_apart()
 
     def _go_to(self, address: str) -> Any:
-        say(f"elastic: the store of the world is served at {address} now")
+        """Go to the store of a world. Raises dist.DistStoreError, and stays, if none answers."""
+        here = self._store.ready, self._store.address
         self._store.move(address)
-        return self._store.keys
+        try:
+            keys = self._store.keys
+        except dist.DistStoreError:
+            self._store.move_back(*here)
+            raise
+        say(f"elastic: the store of the world is served at {address} now")
+        return keys
 
     def rename(self) -> None:
         self._rendezvous.me = replace(self._rendezvous.me, uuid=Process.this("").uuid)

@@ -3,7 +3,8 @@
 A member's process can be looked at from its own host only. So members that end say so in the store;
 and the one that leads counts up there once a second. Where the count stands still for long, the
 world has lost its lease: those that wait may found another one. If it runs after all, cut off from
-the store, it stops as soon as it reaches it again.
+the store, it stops as soon as it reaches it again. Where nobody has founded another one, as too few
+have waited, it takes back that it is lost.
 """
 
 from __future__ import annotations
@@ -20,10 +21,26 @@ LOOK_SECONDS = 1.0
 GONE, ENDED = "1", "ended"  # of a process: for whatever reason; at the end of its program
 
 
-def beat(keys: Any, life: int) -> bool:
-    """Say that the world of that life runs; returns whether another one was founded since."""
+def beat(keys: Any, life: int, members: Sequence[Process]) -> bool:
+    """Say that the world of that life runs; returns whether another one was founded since.
+
+    The first of its members does so.
+    """
     keys.add(f"alive/{life}", 1)
-    return bool(keys.check([f"over/{life}"]))
+    if keys.check([f"over/{life}"]):
+        return True
+    take_back(keys, members)
+    return False
+
+
+def take_back(keys: Any, members: Sequence[Process]) -> None:
+    """Take back that a world is lost, if its lease has lapsed: the first of its members lives.
+
+    Should others have died, that is forgotten, too. If all do, the lease lapses once more.
+    """
+    if keys.check([f"dead/{members[0].uuid}"]):
+        for process in members:
+            keys.delete_key(f"dead/{process.uuid}")
 
 
 def succeed(keys: Any, life: int) -> None:
@@ -46,14 +63,21 @@ def are_gone(keys: Any, processes: Sequence[Process]) -> bool:
     return not names or bool(keys.check(names))
 
 
+def give_up(keys: Any, members: Sequence[Process]) -> None:
+    """Say that a world is taken to be lost, or that another has its place."""
+    for process in members:
+        keys.set(f"dead/{process.uuid}", GONE)
+
+
 def were_given_up(keys: Any, members: Sequence[Process]) -> bool:
     """Tell whether any of a world that runs was taken for dead, as when its lease has lapsed."""
     return any(keys.check([f"dead/{process.uuid}"]) for process in members)
 
 
 def have_ended(keys: Any, processes: Sequence[Process]) -> bool:
-    """Tell whether the programs of all came to their end. They are gone."""
-    return all(keys.get(f"dead/{process.uuid}") == ENDED.encode() for process in processes)
+    """Tell whether the programs of all came to their end. They are gone, or were taken to be."""
+    names = [f"dead/{process.uuid}" for process in processes]
+    return bool(keys.check(names)) and all(keys.get(name) == ENDED.encode() for name in names)
 
 
 class Lapse:
@@ -88,6 +112,5 @@ class Lapse:
             self._seen, self._since = seen, now
         if now - self._since < self._seconds:
             return False
-        for process in members:
-            keys.set(f"dead/{process.uuid}", GONE)
+        give_up(keys, members)
         return True

@@ -37,6 +37,7 @@ PRESENT_SECONDS = 10.0  # for the founders of a world, who answered a moment ago
 MEETING_SECONDS = 60.0  # of founders, who give one another up sooner unless all of them died
 FOUNDER_SECONDS = 2.0  # without a call: then another one founds
 ASK_SECONDS = 1.0  # then one that waits asks again
+FOLLOW_SECONDS = 10.0  # then one that waits tries again to reach a store that is elsewhere
 TELL_SECONDS = 10.0
 OVER_SECONDS = 10.0  # that one waits for others where a world has ended
 BELL_WAITS = timedelta(days=20)  # torch has it as milliseconds in 31 bits
@@ -97,7 +98,7 @@ class Rendezvous:
 
     store: Any  # dist.Store
     me: Process
-    moved: Callable[[str], Any] | None = None  # returns the keys at another address
+    moved: Callable[[str], Any] | None = None  # returns the keys at another address, or raises
     start: int = 1  # processes that found a world
     lapse: Lapse = field(default_factory=lambda: Lapse(None))
     job: Job | None = None  # where no name tells one from another
@@ -106,6 +107,7 @@ class Rendezvous:
     known: Record | None = None
     heard: float = field(default_factory=time.monotonic)  # the last call, or news of the world
     window: float = ANSWER_SECONDS  # for answers to the next call
+    follows_at: float = 0.0  # when it next tries to reach the world's store, which is elsewhere
     meeting: tuple[Record | None, float] = (None, 0.0)  # founders that meet, and since when
 
     # ---- the record
@@ -184,8 +186,7 @@ class Rendezvous:
         began = told = time.monotonic()
         while True:
             self.known = self.record()
-            if self.moved and self.known and self.known.store and not self._are_dead(self.known):
-                self.store = self.moved(self.known.store)
+            if self._follows():
                 continue
             if self.known and not self.known.confirmed and self.known.place_of(self.me) is not None:
                 self._check_unit()
@@ -209,6 +210,24 @@ class Rendezvous:
                 told = now
                 say(f"elastic: {self._late(now - began)}")
             time.sleep(LOOK_SECONDS)
+
+    def _follows(self) -> bool:
+        """Go to the world's store if it is elsewhere now; tell whether it is, and answers.
+
+        If it is lost, as where the world is, too, this process waits here for the lease to lapse.
+        """
+        record, now = self.known, time.monotonic()
+        if not self.moved or not record or not record.store or now < self.follows_at:
+            return False
+        if self._are_dead(record):
+            return False
+        try:
+            self.store = self.moved(record.store)
+        except dist.DistStoreError as error:
+            self.follows_at = now + FOLLOW_SECONDS
+            say(f"elastic: the world's store is not reached: {error}")
+            return False
+        return True
 
     def _check_unit(self) -> None:
         record = self.known
@@ -310,6 +329,8 @@ class Rendezvous:
         if len(came) < self.start:
             self.window = min(2 * self.window, LONGEST_SECONDS)
             return
+        if self.known and not self._are_dead(self.known):
+            return  # it runs after all
         life = self.known.life + 1 if self.known else 0
         members = units.in_units(in_order(came)[: self.start], self.unit)
         founded = Record(life=life, members=members, unit=self.unit)

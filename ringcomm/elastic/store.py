@@ -174,6 +174,11 @@ class RunStore:
             self._error = f"the store has moved to {address}, and does not answer"
         connecting.start()
 
+    def move_back(self, keys: Any, address: str) -> None:
+        """Use the keys again that were `ready` before a move, and `address`: that store is lost."""
+        with self._lock:
+            self._keys, self._connecting, self.address = keys, None, address
+
     def _connect(self, address: Address) -> None:
         keys, error = None, self._error
         try:

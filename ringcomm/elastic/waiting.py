@@ -68,7 +68,7 @@ class Waiting:
         with self._lock:
             self._expect(process for process in came if process.place >= 0)
             self._forget(came, members)
-            inside = members if units.are_broken(members, self._unit) else ()
+            inside = self._broken(came, members)
             given = [placed for process in new if (placed := self._placed(process, inside))]
             told = list(self._all.values())
         # Before they have them, because this rank may die: the next one that leads must know.
@@ -79,7 +79,7 @@ class Waiting:
     def _placed(self, new: Process, inside: Sequence[Process]) -> Process | None:
         """Return a newcomer with its place, or None where it has to ask again.
 
-        `inside` are members that wait, too, because no unit is whole.
+        `inside` are members that wait, too.
         """
         known, others = self._all.get(_known(new)), [*self._all.values(), *inside]
         is_early = self._clock() - self._since[_known(new)] < BEGIN_SECONDS
@@ -88,6 +88,15 @@ class Waiting:
         place = known.place if known else units.place_for(others, self._unit)
         self._all[_known(new)] = result = replace(new, place=place)
         return result
+
+    def _broken(self, came: Sequence[Process], members: Sequence[Process]) -> Sequence[Process]:
+        """Return the members that wait, or will as soon as the others know of a death.
+
+        One whose launcher has started it anew has died.
+        """
+        anew = {(p.host, p.rank): _known(p) for p in came if p.rank >= 0}
+        live = [p for p in members if anew.get((p.host, p.rank), _known(p)) == _known(p)]
+        return units.arrange(live, self._unit)[1]
 
     def _recall(self, keys: Any) -> None:
         if not self._recalled and keys.check([KEY]):

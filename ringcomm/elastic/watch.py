@@ -10,6 +10,7 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch.distributed as dist
@@ -306,9 +307,10 @@ class Watch:
             say(f"elastic: the store is served at {served.address} from now on")
 
     def _point_here(self, home: Served, record: Record) -> None:
-        """Tell those that ask at home where the store is now."""
+        """Tell those that ask at home where the store is now, and that the world runs."""
         try:
-            self._claim(home, record, self._store.address)
+            if self._claim(home, record, self._store.address):
+                lease.beat(self._store.of_run(home.client), record.life, record.members)
         except RuntimeError:
             self._at_home = None
 
@@ -316,11 +318,14 @@ class Watch:
         """Tell that store of this world, and where its own store is; whether it knows no other."""
         rendezvous = Rendezvous(self._store.of_run(served.client), record.members[0])
         known = rendezvous.record()
-        wanted = Record(record.life, record.epoch, True, record.members, at)
-        mine = known is None or not known.confirmed
+        wanted = replace(record, store=at)
+        succeeds = known is not None and self._succeeds(record, known)
+        mine = known is None or not known.confirmed or succeeds
         if known is not None and known.life == record.life:
             mine = mine or bool(set(known.members) & set(record.members))
         if mine and (known == wanted or rendezvous.replace(known, wanted)):
+            if known is not None and succeeds:
+                lease.give_up(rendezvous.store, known.members)  # should they run, they learn it
             return True
         later = known is not None and known.life > record.life
         if later and lease.were_given_up(rendezvous.store, record.members):
@@ -330,6 +335,12 @@ class Watch:
             "there can join this one"
         )
         return False
+
+    def _succeeds(self, record: Record, known: Record) -> bool:
+        """Tell whether this world was founded in the place of that one, as its own store says."""
+        keys = self._store.ready
+        earlier = keys is not None and known.life < record.life
+        return earlier and lease.were_given_up(keys, known.members)
 
     def _tell(self, text: str) -> None:
         if text != self._told:

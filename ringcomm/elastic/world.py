@@ -225,7 +225,8 @@ class World:
         epochs = changes.epochs
         hang.look(keys, f"{epochs.life}/{epochs.epoch}/{changes.counters.commits}")
         if epochs.members[:1] == (epochs.me,):
-            changes.is_over = changes.is_over or within(lambda: lease.beat(keys, epochs.life))
+            life, members = epochs.life, epochs.members
+            changes.is_over = changes.is_over or within(lambda: lease.beat(keys, life, members))
         changes.history.ask_why(lambda uuid: within(lambda: keys.check([hung(uuid)])))
 
     def _tell_end(self, epochs: Epochs) -> None:

@@ -13,6 +13,7 @@ import torch.distributed as dist
 
 from lab.limits import limit
 from lab.trainees import Event, Trainees, trainees
+from ringcomm.elastic.lease import Lapse
 from ringcomm.elastic.process import Process
 from ringcomm.elastic.rendezvous import Record, Rendezvous, answer
 
@@ -103,6 +104,20 @@ def test_founders_that_died_before_they_met_are_succeeded_by_a_single_call() -> 
     for rendezvous in some:
         rendezvous.known = rendezvous.record()
     assert [rendezvous._may_found() for rendezvous in some] == [True, False]
+
+
+def test_a_world_is_founded_anew_that_was_lost_with_its_store() -> None:
+    """Where it was served; those that wait learn of that from the store that was there before."""
+    store, dead = dist.HashStore(), Process("dead", "elsewhere", 1)
+    store.set("world", Record(0, 3, True, (dead,), "gone:1").to_text())
+
+    def lost(address: str) -> None:
+        raise dist.DistStoreError(address)
+
+    near = Rendezvous(store, Process("near", "near", 1), lost, lapse=Lapse(0.5))
+    record = near.ask(limit(10))
+    assert isinstance(record, Record)
+    assert record.life == 1
 
 
 def test_too_few() -> None:

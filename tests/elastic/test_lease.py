@@ -12,7 +12,7 @@ import pytest
 from lab.limits import limit
 from lab.trainee import Log, Plan, run
 from lab.trainees import trainees
-from ringcomm.elastic.lease import Lapse, were_given_up
+from ringcomm.elastic.lease import Lapse, are_gone, beat, succeed, were_given_up
 from ringcomm.elastic.process import Process
 
 
@@ -24,6 +24,12 @@ class Keys(dict[str, bytes]):
 
     def set(self, key: str, value: str) -> None:
         self[key] = value.encode()
+
+    def add(self, key: str, value: int) -> None:
+        self.set(key, str(int(self.get(key, b"0")) + value))
+
+    def delete_key(self, key: str) -> bool:
+        return self.pop(key, None) is not None
 
 
 def test_a_count_that_stands_still_lapses() -> None:
@@ -51,6 +57,28 @@ def test_those_that_were_given_up_are_told_apart() -> None:
     assert not were_given_up(keys, members)
     keys.set("dead/b", "1")
     assert were_given_up(keys, members)
+
+
+def test_a_world_that_runs_takes_back_that_it_is_lost() -> None:
+    """Nobody has founded another one: those that wait were too few."""
+    now, keys = [0.0], Keys()
+    members = (Process("a", "there", 1), Process("b", "there", 2))
+    lapse = Lapse(10.0, lambda: now[0])
+    assert not lapse.look(keys, 0, members)
+    now[0] += 10.0
+    assert lapse.look(keys, 0, members)
+    assert are_gone(keys, members)
+    assert not beat(keys, 0, members)
+    assert not are_gone(keys, members)
+    assert not lapse.look(keys, 0, members)
+
+
+def test_a_world_that_was_succeeded_takes_nothing_back() -> None:
+    keys, members = Keys(), (Process("a", "there", 1),)
+    keys.set("dead/a", "1")
+    succeed(keys, 0)
+    assert beat(keys, 0, members)
+    assert are_gone(keys, members)
 
 
 def test_a_lost_world_is_founded_anew_from_elsewhere(tmp_path: Path) -> None:

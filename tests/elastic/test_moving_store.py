@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 
@@ -121,6 +122,9 @@ def test_a_store_that_moves(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(dist.DistStoreError, match=r"has moved to .* and does not answer"):
         _ = here.keys
     assert here.ready is None
+    home = dist.HashStore()
+    here.move_back(home, "")
+    assert (here.keys, here.address, here.is_lost) == (home, "", False)
 
 
 def test_who_serves_does_not_connect() -> None:
@@ -199,7 +203,7 @@ def test_who_leads_without_a_connection_serves_a_store() -> None:
     """Its connection was lost before it led, so no request of its own fails."""
     here = RunStore("run", dist.HashStore(), (Address(HOST, free_port()),))
     here.lose(RuntimeError("the store is gone"))
-    record = Record(0, 3, True, (Process("a", "host", 1),))
+    record = Record(0, 3, True, (Process("a", "host", 1),), unit=2)
     watch = Watch(here, lambda: 0, lambda: record)
     try:
         deadline = time.monotonic() + limit(10)
@@ -207,6 +211,29 @@ def test_who_leads_without_a_connection_serves_a_store() -> None:
             assert time.monotonic() < deadline
             time.sleep(0.02)
         assert here.offer.address == here.home[0]
+        told = here.of_run(here.offer.client).get("world")
+        assert Record.from_text(told.decode()) == record
+    finally:
+        watch.stop()
+
+
+def test_a_world_tells_the_one_before_it_at_home_that_it_is_over() -> None:
+    """It was founded in its place where the store was meanwhile."""
+    served = dist.TCPStore(HOST, 0, is_master=True, wait_for_workers=False)
+    here = RunStore("run", dist.HashStore(), (Address(HOST, served.port),))
+    here.address = "elsewhere:1"
+    before, now = (Record(life, 3, True, (Process(f"{life}", "host", 1),)) for life in (0, 1))
+    home = here.of_run(served)
+    home.set("world", before.to_text())
+    here.keys.set("dead/0", "1")
+    watch = Watch(here, lambda: 0, lambda: now)
+    try:
+        deadline = time.monotonic() + limit(10)
+        while not home.check(["dead/0"]):
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        told = Record.from_text(home.get("world").decode())
+        assert told == replace(now, store=here.address)
     finally:
         watch.stop()
 

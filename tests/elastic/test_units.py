@@ -6,6 +6,7 @@ import itertools
 import random
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -223,6 +224,16 @@ def test_one_that_was_started_anew_takes_its_place_again() -> None:
     keys, waiting = dist.HashStore(), Waiting(2, hours())
     waiting.place(keys, [newcomer(1, rank=7)], world(2, 2))
     waiting.place(keys, [newcomer(2, rank=7)], world(2, 2))
+    assert places(keys, 1, 2) == [0, 0]
+
+
+def test_one_that_was_started_anew_tells_that_the_mates_of_the_dead_will_wait() -> None:
+    """The others do not know yet of the death, and another newcomer waits."""
+    keys, waiting = dist.HashStore(), Waiting(2, hours())
+    first, *others = world(4, 2)
+    members = (replace(first, host="elsewhere", rank=7), *others)
+    waiting.place(keys, [newcomer(1)], members)
+    waiting.place(keys, [newcomer(2, rank=7)], members)
     assert places(keys, 1, 2) == [0, 0]
 
 
