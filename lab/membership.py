@@ -215,8 +215,9 @@ class Run:
     def _who_waits(self, waits: list[Owner]) -> str:
         """Tell whether some wait that could make a unit, or that were given places unevenly.
 
-        Places are even if they are with those of the processes that went for good. The founders of
-        another world get others than they had.
+        Places are even if they are with those of some of the processes that went for good: others
+        may have come in the place of the rest. The founders of another world get others than they
+        had.
         """
         unit, failing = self.course.unit, len(self.failing)
         held = {owner.name: place_of(owner) for owner in waits}
@@ -225,9 +226,10 @@ class Run:
         newest = {(owner.more.host, owner.more.rank): owner for owner in self.course.owners}
         gone = [place_of(owner) for owner in newest.values() if not owner.alive]
         there = [*held.values()]
-        counts = [(there + gone).count(place) for place in range(unit)]
+        most = max(there.count(place) for place in range(unit))
+        least = min((there + gone).count(place) for place in range(unit))
         many = len(waits) >= unit + failing * (unit - 1)
-        uneven = many and self.course.newest <= 0 and max(counts) - min(counts) > 1 + failing
+        uneven = many and self.course.newest <= 0 and most - least > 1 + failing
         whole = -1 in there or set(there) == set(range(unit))
         return f"these wait for ever: {held}, gone are {gone}" if whole or uneven else ""
 
