@@ -120,10 +120,12 @@ class Cuda:
         spec.loader.exec_module(self.module)
         self.module.start(str(SIMULATED), self.module.interface)
         torch.cuda.get_device_capability = lambda device=None: (8, 0)  # dist.broadcast asks
+        self._kept: list[torch.Tensor] = []
 
     def full(self, count: int, value: float) -> tuple[torch.Tensor, torch.Tensor]:
         """A tensor of the CPU, for looking at, and the same memory as one of the device."""
         memory = torch.full((count,), value)
+        self._kept.append(memory)  # it is the heap's, and streams are late
         return memory, self.module.cuda_view(memory)
 
     def synchronize(self) -> None:
@@ -160,8 +162,7 @@ def pretend() -> Cuda:
 def met() -> Cuda:
     """The device, once the ranks of the default group have met there."""
     cuda = Cuda()
-    warm = cuda.full(3, 1.0)[1]  # kept: its memory is the heap's, and streams are late
-    dist.all_reduce(warm)
+    dist.all_reduce(cuda.full(3, 1.0)[1])
     cuda.synchronize()
     return cuda
 
