@@ -4,7 +4,6 @@ An sdist, a wheel for each Python (scripts/wheels.py) with all torches that are 
 and SHA256SUMS. The tree has to be clean, and CHANGELOG.md has to have the version. Two runs of one
 commit give equal bytes. PYTHONS names the interpreters, "python3.10 python3.11"; without it those
 on PATH are taken. TORCHES chooses other torches, and ARCHES names processors, "x86_64 aarch64".
-With an nvcc of CUDA 13 on PATH, wheels for this machine's processor have the part for CUDA, too.
 """
 
 from __future__ import annotations
@@ -120,8 +119,7 @@ def main() -> None:
     for python in pythons():
         wheels += ["--python", python]
     for arch in os.environ.get("ARCHES", platform.machine()).split():
-        cuda = "on" if arch == platform.machine() and shutil.which("nvcc") else "off"
-        subprocess.run([*wheels, "--arch", arch, "--cuda", cuda], cwd=ROOT, check=True)
+        subprocess.run([*wheels, "--arch", arch], cwd=ROOT, check=True)
     tools = ROOT / "build" / "wheel" / "tools" / "bin" / "python"
     files = [path for path in DIST.iterdir() if path.suffix in {".whl", ".gz"}]
     print(told(tools, "-m", "twine", "check", "--strict", *files))
