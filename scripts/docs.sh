@@ -69,7 +69,10 @@ publish() {
 export NO_MKDOCS_2_WARNING=1
 case "${1:-build}" in
   serve) exec $env/bin/mkdocs serve --strict --dev-addr 127.0.0.1:8000 ;;
-  publish) publish "$2" && exit ;;
+  publish)
+    publish "${2:?which version, such as 1.0}"
+    exit
+    ;;
 esac
 $env/bin/mkdocs build --strict
 echo "build/docs/site/index.html"

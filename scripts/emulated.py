@@ -10,6 +10,7 @@ one for CUDA: functions that do nothing stand in for NVIDIA's libraries, which n
 from __future__ import annotations
 
 import re
+import shutil
 import subprocess
 import sys
 import zipfile
@@ -130,10 +131,14 @@ def make_stub(library: str, versions: dict[str, set[str]], unnamed: set[str]) ->
 
 
 def main(wheel: str, torch: str = "2.13.0") -> None:
-    if not STUBS.exists():
+    ready = ROOM / "ready"
+    if not ready.exists() or ready.read_text() != torch:
+        shutil.rmtree(ROOM, ignore_errors=True)
         make_system()
         get_torch(torch)
         make_stubs()
+        ready.write_text(torch)
+    shutil.rmtree(SITE / "ringcomm", ignore_errors=True)
     unpack([Path(wheel)])
     store = ROOM / "store"
     store.unlink(missing_ok=True)
@@ -154,4 +159,6 @@ def main(wheel: str, torch: str = "2.13.0") -> None:
 
 
 if __name__ == "__main__":
+    if len(sys.argv) not in (2, 3):
+        sys.exit(__doc__)
     main(*sys.argv[1:])

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 NAME = "ringcomm._C"
 FOLDER = Path(__file__).parents[1]
 SUFFIX = EXTENSION_SUFFIXES[0]  # of this Python's modules
+MODULE = re.compile(r"(?:_C_torch(\d+)_(\d+))?\.cpython-3(\d+)-(\w+?)-linux")
 
 load_recorder: Any = None  # returns ringcomm._flight.recorder, above: ringcomm/__init__.py sets it
 
@@ -56,9 +57,6 @@ def load_library() -> ModuleType:
         raise
     close_groups_with(library, recorder.end, recorder.await_torch)
     return library
-
-
-MODULE = re.compile(r"(?:_C_torch(\d+)_(\d+))?\.cpython-3(\d+)-(\w+?)-linux")
 
 
 class Build(NamedTuple):

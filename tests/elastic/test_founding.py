@@ -13,6 +13,7 @@ import torch.distributed as dist
 
 from lab.limits import limit
 from lab.trainees import Event, Trainees, trainees
+from ringcomm.elastic import rendezvous
 from ringcomm.elastic.lease import Lapse
 from ringcomm.elastic.process import Process
 from ringcomm.elastic.rendezvous import Record, Rendezvous, answer
@@ -101,9 +102,19 @@ def test_founders_that_died_before_they_met_are_succeeded_by_a_single_call() -> 
     store.set("world", Record(members=(dead,)).to_text())
     store.set("dead/dead", "1")
     some = [Rendezvous(store, Process(name, name, 1), start=2) for name in "ab"]
-    for rendezvous in some:
-        rendezvous.known = rendezvous.record()
-    assert [rendezvous._may_found() for rendezvous in some] == [True, False]
+    for each in some:
+        each.known = each.record()
+    assert [each._may_found() for each in some] == [True, False]
+
+
+def test_founders_are_given_up_that_all_died_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They had said that they would meet, and nobody else can see that they are dead."""
+    monkeypatch.setattr(rendezvous, "MEETING_SECONDS", 0.3)
+    store, me = dist.HashStore(), Process("near", "near", 1)
+    store.set("world", Record(0, 0, False, (Process("dead", "elsewhere", 1),)).to_text())
+    record = Rendezvous(store, me).enter(limit(10))
+    assert isinstance(record, Record)
+    assert (record.life, record.members) == (1, (me,))
 
 
 def test_a_world_is_founded_anew_that_was_lost_with_its_store() -> None:
