@@ -101,10 +101,10 @@ def test_founders_that_died_before_they_met_are_succeeded_by_a_single_call() -> 
     store, dead = dist.HashStore(), Process("dead", "elsewhere", 1)
     store.set("world", Record(members=(dead,)).to_text())
     store.set("dead/dead", "1")
-    some = [Rendezvous(store, Process(name, name, 1), start=2) for name in "ab"]
-    for each in some:
-        each.known = each.record()
-    assert [each._may_found() for each in some] == [True, False]
+    founders = [Rendezvous(store, Process(name, name, 1), start=2) for name in "ab"]
+    for founder in founders:
+        founder.known = founder.record()
+    assert [founder._may_found() for founder in founders] == [True, False]
 
 
 def test_founders_are_given_up_that_all_died_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
