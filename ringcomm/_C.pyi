@@ -20,6 +20,7 @@ class Config:
     cuda_connections: int
     cuda_library: str
     cuda_memory: int | None
+    cuda_blocks: int
     cuda_mode: str
     flows: int
     host: str

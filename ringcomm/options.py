@@ -215,6 +215,12 @@ class Attributes:
         most=1 << 40,
     )
     """How many bytes of device memory each rank gives the group."""
+    cuda_blocks: Setting[int] = Setting(
+        GROUP, kind=int, default=16, unit="blocks", least=8, most=64
+    )
+    """On how many multiprocessors, at most, the group's [kernels](gpus.md#which-kernel) run while
+    your own do. If a GPU has too few left, the group's streams hand over instead.
+    """
     shared_buffers: Setting[int | None] = Setting(
         GROUP, kind=int, default=None, fits="as many as are asked for", unit="bytes", most=1 << 40
     )

@@ -62,7 +62,7 @@ WIDER = {  # how many these have: never more
     "csrc/torch/backend.h Backend": 24,
     "csrc/transport/transport.h Transport": 52,
 }
-CPP_TOTAL = 23_750  # lines with code on them, those for devices included
+CPP_TOTAL = 24_000  # lines with code on them, those for devices included
 PLANNER_TOTAL = 1_450  # beside the engine: it makes plans and proves them, and runs none
 
 # Joined here, so that this file does not name them.

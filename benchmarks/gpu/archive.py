@@ -38,10 +38,10 @@ class Archive:
         text = gpu.table.to_text(rows) + left_out(ordered)
         for name, form in (
             ("report.txt", text),
-            ("report.md", gpu.table.to_markdown(rows, facts, stages)),
             ("report.json", gpu.table.to_json(rows, facts, stages)),
         ):
             (self._folder / name).write_text(form, encoding="utf-8")
+        gpu.table.to_page(rows, facts, stages, self._folder / "report.html")
         self._pack()
         return text
 

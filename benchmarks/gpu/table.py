@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 
 PASS, FAIL, INFO = "pass", "fail", "info"
 HEAD = ("stage", "what", "figure", "unit", "target", "", "note")
+COLUMNS = ("stage", "what", "figure", "unit", "target", "verdict", "note")  # of the page
 NUMBERS = {2}  # columns to the right
 STAGE_HEAD = ("ranks", "expected_s", "seconds", "status", "decides")
 
@@ -104,30 +105,26 @@ def to_text(rows: Sequence[Row]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def to_markdown(
-    rows: Sequence[Row], facts: dict[str, Any], stages: Sequence[dict[str, Any]] = ()
-) -> str:
-    """Write a page: the machine's facts, the table, and how each stage ended."""
-    lines = ["# gpu_check", ""]
-    lines += [f"- {name}: {_escaped(str(value))}" for name, value in facts.items()]
-    lines += ["", summary(rows), "", _line(HEAD)]
-    lines.append(_line(["--:" if i in NUMBERS else "---" for i in range(len(HEAD))]))
-    for row in rows:
-        verdict = f"**{FAIL}**" if row.verdict == FAIL else row.verdict
-        lines.append(_line([_escaped(cell) for cell in replace(row, verdict=verdict).cells()]))
+def to_page(
+    rows: Sequence[Row], facts: dict[str, Any], stages: Sequence[dict[str, Any]], path: Path
+) -> None:
+    """Write a page: a row with its verdict each, how each stage ended, and the machine."""
+    from ringcomm.tools.page import Page
+
+    page = Page("gpu_check", summary(rows) + ".")
+    failures = [row.cells() for row in rows if row.verdict == FAIL]
+    if failures:
+        page.heading("Failures")
+        page.table(COLUMNS, failures)
+    page.heading("Rows")
+    page.table(COLUMNS, [row.cells() for row in rows])
     if stages:
-        lines += ["", _line(["stage", *STAGE_HEAD]), _line(["---", *["--:"] * 3, "---", "---"])]
-    for stage in stages:
-        lines.append(_line([_escaped(str(stage[name])) for name in ("stage", *STAGE_HEAD)]))
-    return "\n".join(lines) + "\n"
-
-
-def _line(cells: Sequence[str]) -> str:
-    return "| " + " | ".join(cells) + " |"
-
-
-def _escaped(cell: str) -> str:
-    return cell.replace("|", "\\|").replace("\n", " ")
+        page.heading("Stages")
+        names = ("stage", *STAGE_HEAD)
+        page.table(names, [[stage[name] for name in names] for stage in stages])
+    page.heading("The machine")
+    page.table(["what", "value"], list(facts.items()))
+    page.write(path)
 
 
 def to_json(rows: Iterable[Row], facts: dict[str, Any], stages: Sequence[dict[str, Any]]) -> str:

@@ -17,6 +17,7 @@ struct GroupConfig {
   int threads = 0;                 // that copy and reduce a message together; 0: as many as fit
   std::string cuda_mode = "auto";  // or "ipc", "host": see stream/device_engine.h
   std::optional<uint64_t> cuda_memory;  // bytes a rank gives the group; unset: as many as fit
+  int cuda_blocks = 16;                 // of a kernel that waits for other ranks, at most
   // Bytes of tensors, at most, that a process keeps where others can read them; unset: no limit.
   std::optional<uint64_t> shared_buffers;
   std::string trace_lines = "0";  // "1": records have the line of the program that calls

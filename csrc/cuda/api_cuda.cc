@@ -6,6 +6,7 @@
 
 #include "cuda/driver.h"
 #include "cuda/launch.h"
+#include "device/nvml.h"
 
 namespace ringcomm::cuda {
 namespace {
@@ -91,7 +92,8 @@ class CudaApi final : public Api {
                               cudaDevAttrHostNumaId, device)};
   }
 
-  // NVLink has atomic operations between devices, and PCIe none.
+  // NVLink has atomic operations between devices, and PCIe none. Launchers such as Ray show each
+  // process its own device alone, and NVML sees the others.
   bool nvlink(int device, const Uuid& other) override {
     const int devices = result_of("cudaGetDeviceCount", cudaGetDeviceCount);
     for (int peer = 0; peer < devices; ++peer) {
@@ -99,7 +101,8 @@ class CudaApi final : public Api {
       return result_of("cudaDeviceGetP2PAttribute", cudaDeviceGetP2PAttribute,
                        cudaDevP2PAttrNativeAtomicSupported, device, peer) != 0;
     }
-    return false;
+    static const Nvml nvml;
+    return nvml.nvlink(facts(device).uuid, other);
   }
 
   std::byte* allocate(uint64_t bytes) override {

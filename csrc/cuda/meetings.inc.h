@@ -6,8 +6,9 @@
 // 1997), each in one step. One-shot, and flags in the data: as NCCL's LL, and TensorRT-LLM's and
 // vLLM's kernels do it.
 
-// Looks until `done()`. False: aborted, or it took too long, of which this rank's host is told.
-constexpr bool await(auto& context, const Members& members, int peer, const auto& done) {
+// Looks until `done()`, which may say in `peer` whom it waits for. False: aborted, or it took too
+// long, of which this rank's host is told.
+constexpr bool await(auto& context, const Members& members, const int& peer, const auto& done) {
   uint64_t begin = 0;
   for (uint32_t looks = 1; !done(); ++looks) {
     if (looks % 1024 == 0) {
@@ -167,22 +168,35 @@ constexpr void store_piece(auto& context, std::byte* operand, uint64_t piece, ui
   }
 }
 
-// False: aborted.
-constexpr bool take_lines(auto& context, const Members& members, int from, const std::byte* at,
-                          uint32_t epoch, Wide& wide) {
-  return await(context, members, from, [&] {
-    const Lines lines = context.load_lines(at);
+constexpr uint64_t pieces_of(uint64_t bytes) {
+  return bytes == 0 ? 1 : (bytes + kPiece - 1) / kPiece;
+}
+
+// The pieces that so many ranks send are loaded at once: one after the other, each would take as
+// long as all of them.
+inline constexpr int kAtOnce = 4;
+
+// Takes the piece of each rank from `first` on that sends this one. False: aborted.
+constexpr bool take_lines(auto& context, const Members& members, int first, const auto& lines_from,
+                          uint32_t epoch, Wide (&wide)[kAtOnce]) {
+  int late = first;
+  return await(context, members, late, [&] {
+    Lines lines[kAtOnce];
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) {
+      if (const std::byte* const at = lines_from(first + i)) lines[i] = context.load_lines(at);
+    }
     bool whole = true;
-    for (int i = 0; i < 4; ++i) {
-      wide.words[i] = static_cast<uint32_t>(lines.line[i]);
-      whole = whole && lines.line[i] >> 32 == epoch;
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) {
+      if (lines_from(first + i) == nullptr) continue;
+      for (int w = 0; w < 4; ++w) {
+        wide[i].words[w] = static_cast<uint32_t>(lines[i].line[w]);
+        if (lines[i].line[w] >> 32 != epoch) whole = false, late = first + i;
+      }
     }
     return whole;
   });
-}
-
-constexpr uint64_t pieces_of(uint64_t bytes) {
-  return bytes == 0 ? 1 : (bytes + kPiece - 1) / kPiece;
 }
 
 // No meeting: bytes come with flags, which are the epoch. Every rank sends every other a piece, be
@@ -215,37 +229,49 @@ constexpr void low_latency_body(Context& context, const LowLatencyArgs& args, ui
       }
     }
   });
-  const auto get = [&](int from, uint64_t piece, Wide& wide) {
-    if (from != rank)
-      return take_lines(context, members, from, lines(rank, from, piece), epoch, wide);
-    wide = load_piece<Stored>(context, exchange.input + exchange.first[rank], piece,
-                              exchange.bytes[rank]);
+  uint64_t longest = 1;
+  for (int from = 0; from < ranks; ++from) {
+    const uint64_t pieces = pieces_of(exchange.bytes[from]);
+    longest = pieces > longest ? pieces : longest;
+  }
+  const auto get = [&](int first, uint64_t piece, Wide(&wide)[kAtOnce]) {
+    const auto lines_from = [&](int from) -> const std::byte* {
+      if (from >= ranks || from == rank) return nullptr;
+      return piece < pieces_of(exchange.bytes[from]) ? lines(rank, from, piece) : nullptr;
+    };
+    if (!take_lines(context, members, first, lines_from, epoch, wide)) return false;
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) {
+      if (first + i != rank || piece >= pieces_of(exchange.bytes[rank])) continue;
+      wide[i] = load_piece<Stored>(context, exchange.input + exchange.first[rank], piece,
+                                   exchange.bytes[rank]);
+    }
     return true;
   };
   const bool good = context.all([&](int thread) {
-    const uint64_t begin = context.block() * threads + thread;
-    Wide wide{};
-    if (exchange.sums) {
-      const uint64_t bytes = exchange.bytes[rank];
-      for (uint64_t piece = begin; piece < pieces_of(bytes); piece += step) {
-        if (!get(0, piece, wide)) return false;
-        Numbers<Codec, Wide> total(wide);
-        for (int from = 1; from < ranks; ++from) {
-          if (!get(from, piece, wide)) return false;
-          total.template apply<Op>(Numbers<Codec, Wide>(wide));
+    for (uint64_t piece = context.block() * threads + thread; piece < longest; piece += step) {
+      Numbers<Codec, Wide> total(Wide{});
+      for (int first = 0; first < ranks; first += kAtOnce) {
+        Wide wide[kAtOnce];
+        if (!get(first, piece, wide)) return false;
+#pragma unroll
+        for (int i = 0; i < kAtOnce; ++i) {
+          const int from = first + i;
+          if (from >= ranks || piece >= pieces_of(exchange.bytes[from])) continue;
+          const Numbers<Codec, Wide> next(wide[i]);
+          if (!exchange.sums) {
+            store_piece<Stored>(context, exchange.output + exchange.to[from], piece,
+                                exchange.bytes[from], wide[i]);
+          } else if (from == 0) {
+            total = next;
+          } else {
+            total.template apply<Op>(next);
+          }
         }
-        wide = total.template finish<Op>(reduce_args_of(exchange.reduction));
-        store_piece<Stored>(context, exchange.output, piece, bytes, wide);
       }
-      return true;
-    }
-    for (int i = 0; i < ranks; ++i) {
-      const int from = (rank + i) % ranks;
-      const uint64_t bytes = exchange.bytes[from];
-      for (uint64_t piece = begin; piece < pieces_of(bytes); piece += step) {
-        if (!get(from, piece, wide)) return false;
-        store_piece<Stored>(context, exchange.output + exchange.to[from], piece, bytes, wide);
-      }
+      if (!exchange.sums) continue;
+      const Wide sum = total.template finish<Op>(reduce_args_of(exchange.reduction));
+      store_piece<Stored>(context, exchange.output, piece, exchange.bytes[rank], sum);
     }
     return true;
   });

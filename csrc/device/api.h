@@ -8,6 +8,7 @@
 #include <array>
 #include <atomic>
 #include <memory>
+#include <string_view>
 
 #include "base/fd.h"
 #include "device/kernel_args.h"
@@ -21,6 +22,14 @@ struct DeviceError : std::runtime_error {
 
 using Event = void*;  // cudaEvent_t, without timing
 using Uuid = std::array<uint8_t, 16>;
+inline Uuid salted(Uuid uuid, uint8_t salt) {
+  uuid.back() ^= salt;
+  return uuid;
+}
+inline uint64_t hash_of(const Uuid& uuid) {  // never 0
+  return std::hash<std::string_view>()({reinterpret_cast<const char*>(uuid.data()), uuid.size()}) |
+         1;
+}
 using IpcHandle = std::array<std::byte, 64>;
 
 struct Word {
@@ -75,7 +84,7 @@ class Api {
   virtual void use_device(int device) = 0;               // for the calling thread
   virtual void restore_device(int device) noexcept = 0;  // back to it
   virtual DeviceFacts facts(int device) = 0;
-  // Tells whether NVLink joins them. False if this process does not see the other one.
+  // Tells whether NVLink joins them. This process need not see the other one.
   virtual bool nvlink(int device, const Uuid& other) = 0;
 
   // Allocates memory of the device, or of the host such that the device can read and write it.

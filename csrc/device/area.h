@@ -34,6 +34,8 @@ struct alignas(128) RankInfo {
   uint64_t pattern;     // stands in the memory behind `window`: proof of what is mapped
   IpcHandle window;
   int32_t blocks, capability;     // that its kernels may have at one time
+  uint32_t bridged;               // it has mapped the memory of all for a ring through the host
+  uint32_t shared;                // processes that are not of the subgroup use its device, too
   std::atomic<uint32_t> reaches;  // bit r: rank r's memory could be read
   std::atomic<uint32_t> nvlinks;  // bit r: NVLink leads to rank r's device
   uint64_t seen[kMostRanks];      // where its owner sees rank r's memory

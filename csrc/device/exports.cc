@@ -49,6 +49,15 @@ bool covers(const Allocations& pieces, const Span& span) {
 
 }  // namespace
 
+// A socket takes few at a time.
+void ExportContext::send(Rank peer, uint32_t number, const Fd& descriptor) const {
+  const Deadline deadline(kSending);
+  while (!transport.send(peer, number, descriptor)) {
+    if (deadline.passed()) throw DeviceError("another process takes no descriptors");
+    std::this_thread::sleep_for(kPause);
+  }
+}
+
 // ---- the exporter
 
 uint64_t Exports::address_at(Rank peer, const Span& span, bool kept) {
@@ -238,14 +247,8 @@ void Exports::give_chunks(const Entry& entry, Rank peer) {
   const std::vector<Chunk> chunks =
       context_.api.export_chunks(entry.range.base, entry.range.bytes, kMostChunks);
   if (chunks.empty()) throw DeviceError("it is of virtual addresses that cannot be exported");
-  const Deadline deadline(kSending);
   for (size_t i = 0; i < chunks.size(); ++i) {
-    const uint32_t number = chunk_number(index_of(entry), entry.generation, i);
-    // A socket takes few at a time.
-    while (!context_.transport.send(peer, number, chunks[i].descriptor)) {
-      if (deadline.passed()) throw DeviceError("another process takes no descriptors");
-      std::this_thread::sleep_for(kPause);
-    }
+    context_.send(peer, chunk_number(index_of(entry), entry.generation, i), chunks[i].descriptor);
   }
   memory.chunks = static_cast<uint32_t>(chunks.size());
 }

@@ -22,6 +22,8 @@ struct ExportContext {
   std::function<void(const std::string& text)> warn;  // says a text once
   std::function<bool()> idle;  // has this process ended all that it has enqueued?
 
+  // Passes a descriptor, and waits while there is no room. Throws where there is none for long.
+  void send(Rank peer, uint32_t number, const Fd& descriptor) const;
   Area area(Rank rank) const { return {transport.device_area(rank), transport.size()}; }
   Area own() const { return area(transport.rank()); }
 };

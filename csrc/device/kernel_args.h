@@ -53,12 +53,13 @@ struct LeaderArgs {
 // must run at once: never where ranks share a device. Nothing counts but what is in that memory, so
 // a graph that has such a kernel does the same at each replay.
 
-inline constexpr int kMostBlocks = 64;
-inline constexpr int kOneShotBlocks = 16, kLowLatencyBlocks = 8;  // always so many: see the kernels
-inline constexpr uint64_t kOneShotWindow = 256 << 10;             // of an input, at most
-inline constexpr uint64_t kLowLatencyBytes = 256 << 10;  // a rank gets at most so many, and
-inline constexpr uint64_t kMostLowLatency = 32 << 10;    // so many from one other
-inline constexpr int kRingBlocks = 8, kRingSlots = 8;    // always; slots of each block
+inline constexpr int kMostBlocks = 64, kFewestBlocks = 8;  // of a group
+inline constexpr int kLowLatencyBlocks = 8;                // always so many: see the kernel
+inline constexpr int kMostOneShot = 16;                    // or as many as the group has
+inline constexpr uint64_t kOneShotWindow = 256 << 10;      // of an input, at most
+inline constexpr uint64_t kLowLatencyBytes = 256 << 10;    // a rank gets at most so many, and
+inline constexpr uint64_t kMostLowLatency = 32 << 10;      // so many from one other
+inline constexpr int kRingBlocks = 8, kRingSlots = 8;      // always; slots of each block
 inline constexpr uint64_t kRingSlot = 32 << 10;
 inline constexpr uint64_t kRingBytes = uint64_t{kRingBlocks} * kRingSlots * kRingSlot;
 inline constexpr uint32_t kGaveUp = 2;  // of Members::abort: and the rank that it waited for
@@ -76,7 +77,7 @@ struct RingFlags {
 };
 // In each rank's memory. slot[block][from] is written by rank `from` alone.
 struct Flags {
-  BarrierFlags two_shot[kMostBlocks], one_shot[kOneShotBlocks];
+  BarrierFlags two_shot[kMostBlocks], one_shot[kMostOneShot];
   LeaderSlot slot[kMostBlocks][kMostRanks];
   uint32_t low_latency[kLowLatencyBlocks];  // epochs
   RingFlags ring[kRingBlocks];

@@ -69,8 +69,7 @@ Members KernelLaunch::members(int blocks, const Call& call) const {
   Members all{.rank = rank_, .n_ranks = peers_.size(), .blocks = blocks, .flags = {}};
   all.abort = reinterpret_cast<uint32_t*>(peers_.word(rank_, &peers_.own().abort()));
   all.patience = static_cast<uint64_t>(call.patience.count());
-  for (Rank rank = 0; rank < peers_.size(); ++rank)
-    all.flags[rank] = &peers_.group().prologue(rank).flags;
+  for (Rank rank = 0; rank < peers_.size(); ++rank) all.flags[rank] = peers_.group().flags(rank);
   return all;
 }
 
@@ -82,6 +81,7 @@ void KernelLaunch::two_shot(Stream stream, const Call& call) {
                    .part = handover.served.at(0).args,
                    .given = {}};
   args.part.call = call.call;
+  args.part.abort = nullptr;  // its meetings look, and it reads nothing that a host releases
   if (reduces(call.shape.collective)) args.part.reduction = call.reduction;
   for (const auto& share : handover.shares) {
     args.given[share.leader] = share.slot;
@@ -114,7 +114,8 @@ void KernelLaunch::one_step(Stream stream, const Call& call, Algorithm kernel) {
   words_.copy(stream, Spans({in}), 0, call.input, 0, in.bytes);
   const SubgroupMemory& memory = peers_.group();
   if (kernel == kByOneShot) {
-    OneShotArgs args{.members = members(kOneShotBlocks, call), .exchange = exchange, .window = {}};
+    const int blocks = std::min(kMostOneShot, peers_.link()->blocks);
+    OneShotArgs args{.members = members(blocks, call), .exchange = exchange, .window = {}};
     for (Rank rank = 0; rank < peers_.size(); ++rank) args.window[rank] = memory.one_shot(rank);
     words_.launch(stream, args);
   } else {
@@ -132,11 +133,10 @@ void KernelLaunch::one_step(Stream stream, const Call& call, Algorithm kernel) {
 void KernelLaunch::by_ring(Stream stream, const Call& call) {
   const Collective collective = call.shape.collective;
   const bool chain = collective == Collective::kBroadcast || collective == Collective::kReduce;
-  const SubgroupMemory& memory = peers_.group();
   RingArgs args{.members = members(kRingBlocks, call), .chunks = {}, .chain = chain};
   args.root = call.shape.root;
-  args.slots = memory.ring(rank_);
-  args.next_slots = memory.ring(call.shape.after(rank_));
+  args.slots = peers_.group().slots(rank_);
+  args.next_slots = peers_.group().slots(call.shape.after(rank_));
   Chunks& chunks = args.chunks;
   chunks.reduction = reduces(collective) ? call.reduction : copy_of(call.shape.element);
   chunks.sums = reduces(collective);

@@ -19,12 +19,8 @@ uint64_t lines_bytes(int ranks) {
 
 }  // namespace
 
-Peers::Peers(ExportContext context, int device, uint64_t most_bytes, std::string refusal)
-    : context_(std::move(context)),
-      rank_(context_.transport.rank()),
-      device_(device),
-      most_bytes_(most_bytes),
-      refusal_(std::move(refusal)) {
+Peers::Peers(ExportContext context, Place place)
+    : context_(std::move(context)), rank_(context_.transport.rank()), place_(std::move(place)) {
   for (Rank rank = 0; rank < context_.transport.size(); ++rank)
     peers_.push_back({context_.area(rank)});
   for (Rank rank = 0; rank < size() && own().base() != nullptr; ++rank) {
@@ -34,8 +30,8 @@ Peers::Peers(ExportContext context, int device, uint64_t most_bytes, std::string
 
 void Peers::claim_blocks() {
   if (blocks_ > 0) return;  // a meeting that was refused may come again
-  const int multiprocessors = api().facts(device_).multiprocessors;
-  blocks_ = Residency::of_process().claim(own().info(0).uuid, multiprocessors);
+  const int multiprocessors = api().facts(place_.device).multiprocessors;
+  blocks_ = Residency::of_process().claim(own().info(0).uuid, multiprocessors, place_.most_blocks);
 }
 
 void Peers::keep_blocks(int count) {
@@ -45,8 +41,9 @@ void Peers::keep_blocks(int count) {
 Peers::~Peers() {
   if (blocks_ > 0) keep_blocks(0);
   try {
-    const OnDevice here(api(), device_);
+    const OnDevice here(api(), place_.device);
     let_go();
+    bridge_.reset();
     for (auto& [info, memory] : memory_) {
       std::byte* mine = memory.of[static_cast<size_t>(rank_)];
       if (mine != nullptr) api().release(mine);
@@ -62,7 +59,7 @@ Peers::~Peers() {
 }
 
 void Peers::let_go() {
-  const OnDevice here(api(), device_);
+  const OnDevice here(api(), place_.device);
   for (Imports& imports : imports_) imports.give_back();
   for (auto& [info, memory] : memory_) {
     for (Rank rank = 0; rank < size(); ++rank) {
@@ -87,6 +84,9 @@ void Peers::bootstrap(const Subgroup& subgroup, uint32_t step) {
     if (step == 1) prepare(info);
     if (step == 2) open(subgroup, info);
     if (step == 3) reach(subgroup, info);
+    if (step == 4 && needs_bridge(subgroup))
+      bridge_.emplace(context_).offer(api().facts(place_.device).node);
+    if (step == 5 && needs_bridge(subgroup)) bridge_.value().open(), info.bridged = 1;
   } catch (const std::exception& error) {
     info.reaches.store(0, std::memory_order_relaxed);
     if (info.why[0] == '\0') std::strncpy(info.why, error.what(), sizeof info.why - 1);
@@ -95,12 +95,12 @@ void Peers::bootstrap(const Subgroup& subgroup, uint32_t step) {
 }
 
 void Peers::prepare(RankInfo& info) {
-  const DeviceFacts facts = api().facts(device_);
-  info.uuid = facts.uuid;
-  info.uuid.back() ^= api().salt;
+  const DeviceFacts facts = api().facts(place_.device);
+  info.uuid = salted(facts.uuid, api().salt);
+  place_.neighbours.use_device(hash_of(info.uuid));
   info.memory_bytes = facts.memory_bytes;
   info.capability = facts.capability;
-  info.most_bytes = most_bytes_;
+  info.most_bytes = place_.most_bytes;
   info.pattern = static_cast<uint64_t>(::getpid()) << 32 ^ reinterpret_cast<uint64_t>(&info);
   for (Peer& peer : peers_) {
     if (peer.area.base() == nullptr || peer.device_area != nullptr) continue;
@@ -141,7 +141,7 @@ bool Peers::own_devices(const Subgroup& subgroup) const {
 }
 
 void Peers::open(const Subgroup& subgroup, RankInfo& info) {
-  if (!refusal_.empty()) throw DeviceError(refusal_);
+  if (!place_.refusal.empty()) throw DeviceError(place_.refusal);
   for (const Rank rank : subgroup.ranks) {
     if (this->info(subgroup, rank).usable == 0) return;
   }
@@ -150,12 +150,13 @@ void Peers::open(const Subgroup& subgroup, RankInfo& info) {
   memory.of.assign(peers_.size(), nullptr);
   memory.end = bytes_of(subgroup);
   memory.messages = subgroup.pair ? 0 : memory.end / 4 / 4096 * 3 * 4096;
-  if (!subgroup.pair && size() > 1 && own_devices(subgroup)) {
-    memory.for_kernels = kRingBytes + 2 * kOneShotWindow + lines_bytes(size());
-    claim_blocks();
-    info.blocks = blocks_;
-  }
+  const bool own = !subgroup.pair && size() > 1 && own_devices(subgroup);
+  if (own) memory.for_kernels = kRingBytes + 2 * kOneShotWindow + lines_bytes(size());
   allocate(memory, info);
+  // Where processes take turns on a device, a kernel that waits for others wastes its turn.
+  info.shared = place_.neighbours.shares_device(hash_of(info.uuid)) ? 1 : 0;
+  if (own && info.shared == 0) claim_blocks();
+  info.blocks = info.shared == 0 ? blocks_ : 0;
   info.window = api().export_memory(memory.of[static_cast<size_t>(rank_)]);
   info.reaches.store(1u << rank_, std::memory_order_relaxed);
 }
@@ -190,7 +191,7 @@ void Peers::reach(const Subgroup& subgroup, RankInfo& info) {
     std::byte*& memory = entry->second.of[static_cast<size_t>(rank)];
     memory = api().open_memory(theirs.window);
     info.seen[rank] = reinterpret_cast<uint64_t>(memory);
-    if (api().nvlink(device_, theirs.uuid)) info.nvlinks.fetch_or(1u << rank);
+    if (api().nvlink(place_.device, theirs.uuid)) info.nvlinks.fetch_or(1u << rank);
     api().copy(stream_, reinterpret_cast<std::byte*>(proof_), memory, sizeof(uint64_t));
     api().synchronize(stream_);
     if (*proof_ != theirs.pattern) {
@@ -201,12 +202,25 @@ void Peers::reach(const Subgroup& subgroup, RankInfo& info) {
   info.reaches.store(reaches, std::memory_order_relaxed);
 }
 
+// All ranks say the same, once all have tried to reach one another.
+bool Peers::needs_bridge(const Subgroup& subgroup) const {
+  bool reach = true, has_room = !subgroup.pair;
+  uint32_t all = 0;
+  for (const Rank rank : subgroup.ranks) all |= 1u << rank;
+  for (const Rank rank : subgroup.ranks) {
+    const RankInfo& info = this->info(subgroup, rank);
+    reach = reach && (info.reaches.load(std::memory_order_relaxed) & all) == all;
+    has_room = has_room && info.blocks > 0;
+  }
+  return has_room && !reach;
+}
+
 PeerAccess Peers::access(const Subgroup& subgroup) {
   PeerAccess access{.reach = true, .one_device = true, .own_devices = true, .why = {}};
   uint32_t all = 0;
   for (const Rank rank : subgroup.ranks) all |= 1u << rank;
   const Uuid first = info(subgroup, subgroup.ranks[0]).uuid;
-  bool nvlink = true;
+  bool nvlink = true, bridged = true;
   int capability = INT_MAX, blocks = INT_MAX;
   for (const Rank rank : subgroup.ranks) {
     const RankInfo& info = this->info(subgroup, rank);
@@ -219,23 +233,29 @@ PeerAccess Peers::access(const Subgroup& subgroup) {
     nvlink = nvlink && (info.nvlinks.load(std::memory_order_relaxed) | 1u << rank) == all;
     capability = std::min(capability, info.capability);
     blocks = std::min(blocks, info.blocks);
+    access.shared = access.shared || info.shared != 0;
+    bridged = bridged && info.bridged != 0;
   }
   access.own_devices = own_devices(subgroup);
-  if (!access.reach) {
+  access.bridged = bridged;
+  if (!bridged) bridge_.reset();
+  if (!access.reach && !bridged) {
     if (!subgroup.pair && blocks_ > 0) keep_blocks(0);
     return access;
   }
   if (!subgroup.pair) {
     group_ = &memory_.at(0);
+    group_->bridge = bridge_ ? &*bridge_ : nullptr;
     one_device_ = access.one_device;
-    if (access.own_devices && blocks > 0) link_ = link_of(nvlink, capability, blocks);
+    if (access.own_devices && blocks > 0)
+      link_ = link_of(nvlink && access.reach, capability, blocks);
     if (blocks_ > 0) keep_blocks(link_ ? blocks : 0);
   }
   const uint64_t most = info(subgroup, rank_).memory_bytes / kShareOfExports;
   if (!exports_) exports_.emplace(context_, most);
   for (const Rank rank : subgroup.ranks) {
     const auto known = [&](const Imports& imports) { return imports.peer() == rank; };
-    if (rank != rank_ && std::ranges::none_of(imports_, known))
+    if (access.reach && rank != rank_ && std::ranges::none_of(imports_, known))
       imports_.emplace_back(context_, rank);
   }
   return access;

@@ -6,6 +6,7 @@
 #include <deque>
 #include <optional>
 
+#include "device/bridge.h"
 #include "device/exports.h"
 #include "device/imports.h"
 #include "device/kernels_for.h"
@@ -28,8 +29,10 @@ struct Subgroup {
 // them.
 struct PeerAccess {
   bool reach = false;        // all read and write all others' memory, and their streams meet
+  bool bridged = false;      // or else their kernels add up through memory of the host
   bool one_device = false;   // they share one
   bool own_devices = false;  // each has its own
+  bool shared = false;       // other processes of the host use these, too
   std::string why;           // where they do not reach one another: one sentence
 };
 
@@ -50,25 +53,32 @@ struct SubgroupMemory {
   std::vector<std::byte*> of;  // by rank, as seen here; null: not of the subgroup, or not reached
   uint64_t messages = 0, end = 0;  // where the window ends, and these: behind the prologue
   uint64_t for_kernels = 0;        // bytes of what follows
+  const Bridge* bridge = nullptr;  // where the flags and the ring are, if others can't map this
 
   std::byte* window(Rank rank) const { return of[static_cast<size_t>(rank)] + kPrologue; }
-  std::byte* ring(Rank rank) const { return window(rank) + end; }
-  std::byte* one_shot(Rank rank) const { return ring(rank) + kRingBytes; }
+  std::byte* slots(Rank rank) const { return bridge ? bridge->slots(rank) : window(rank) + end; }
+  std::byte* one_shot(Rank rank) const { return window(rank) + end + kRingBytes; }
   std::byte* lines(Rank rank) const { return one_shot(rank) + 2 * kOneShotWindow; }
   Prologue& prologue(Rank rank) const {
     return *reinterpret_cast<Prologue*>(of[static_cast<size_t>(rank)]);
   }
+  Flags* flags(Rank rank) const { return bridge ? bridge->flags(rank) : &prologue(rank).flags; }
 };
 
 // One thread at a time may call it, on the group's device. Every failure is a DeviceError. Then the
 // streams of the group are in no known state.
 class Peers {
  public:
-  static constexpr uint32_t kSteps = 3;
+  static constexpr uint32_t kSteps = 5;
 
-  // Gives the others `most_bytes` of this rank's memory, or if that is 0 a share that fits the
-  // device. If there is a `refusal`, the reason, this rank maps no other rank's memory.
-  Peers(ExportContext context, int device, uint64_t most_bytes, std::string refusal);
+  struct Place {
+    int device;
+    Neighbours& neighbours;
+    uint64_t most_bytes = 0;        // that this rank gives the others; 0: a share that fits
+    int most_blocks = kMostBlocks;  // of kernels that wait for one another
+    std::string refusal;            // the reason why it maps no other rank's memory, or ""
+  };
+  Peers(ExportContext context, Place place);
   ~Peers();
   Peers(const Peers&) = delete;
 
@@ -95,7 +105,10 @@ class Peers {
   // Returns the links of a group whose ranks have a device each, with room for kernels that wait.
   const std::optional<DeviceLink>& link() const { return link_; }
   // Returns the kernel for an operation: equal on all ranks. Ranks that share a device hand over.
-  Algorithm kernel_for(const Shape& shape, std::optional<Algorithm> asked) const {
+  // Over a bridge kernels add up; nothing if the host does the operation.
+  std::optional<Algorithm> kernel_for(const Shape& shape, std::optional<Algorithm> asked) const {
+    if (bridge_ && !reduces(shape.collective)) return std::nullopt;
+    if (bridge_) return kByRing;
     return link_ ? cuda::kernel_for(shape, *link_, group_->messages, asked) : kHandOver;
   }
   std::string kernels_text() const {  // the table; empty where none wait for one another
@@ -131,20 +144,20 @@ class Peers {
   void reach(const Subgroup& subgroup, RankInfo& info);
   uint64_t bytes_of(const Subgroup& subgroup) const;
   bool own_devices(const Subgroup& subgroup) const;
+  bool needs_bridge(const Subgroup& subgroup) const;
   void claim_blocks();
   void keep_blocks(int count);
   const SubgroupMemory& memory_with(Rank peer, bool messages) const;
 
   const ExportContext context_;
   const Rank rank_;
-  const int device_;
-  const uint64_t most_bytes_;
-  const std::string refusal_;
+  const Place place_;
   std::vector<Peer> peers_;
   std::map<int, SubgroupMemory> memory_;  // by this rank's info
   SubgroupMemory* group_ = nullptr;       // info 0's, once it has met
   bool one_device_ = false;               // the group's
   std::optional<DeviceLink> link_;        // where each of its ranks has a device, with room
+  std::optional<Bridge> bridge_;          // where they don't reach one another
   int blocks_ = 0;                        // claimed
   uint64_t* proof_ = nullptr;             // in the host's memory: a copy of a prologue
   Stream stream_ = nullptr;               // for meeting: others may wait for peers

@@ -1,6 +1,7 @@
 // Kernels that wait for one another must fit on their devices all at one time, and beside those of
 // other groups. So the groups of a process share out a device's multiprocessors: a block of these
-// kernels may need all registers of one. A group has one such kernel at a time.
+// kernels may need all registers of one. A group has one such kernel at a time. Each gets as many
+// as it asks for, in whatever order groups first use the device, until none are left.
 #pragma once
 
 #include <algorithm>
@@ -18,13 +19,13 @@ class Residency {
     return *all;
   }
 
-  // Takes half of the blocks that are left, so that later groups find some. Returns 0 where too few
-  // are left for any kernel.
-  int claim(const Uuid& device, int multiprocessors) {
+  // Takes as many blocks as a group asks for, or what is left. Returns 0 where too few are left for
+  // any kernel.
+  int claim(const Uuid& device, int multiprocessors, int asked) {
     const std::lock_guard lock(mutex_);
     int& taken = taken_[device];
     const int left = multiprocessors - taken;
-    const int blocks = left < kFewest ? 0 : std::clamp(left / 2, kFewest, kMostBlocks);
+    const int blocks = left < kFewestBlocks ? 0 : std::min(left, asked);
     taken += blocks;
     return blocks;
   }
@@ -34,8 +35,6 @@ class Residency {
   }
 
  private:
-  static constexpr int kFewest = std::max({kOneShotBlocks, kLowLatencyBlocks, kRingBlocks});
-
   std::mutex mutex_;
   std::map<Uuid, int> taken_;
 };

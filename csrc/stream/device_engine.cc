@@ -43,8 +43,9 @@ DeviceEngine::DeviceEngine(GroupState& state, Progress& progress, cuda::Api& api
                                 if (first) state_.logger().warning(text);
                               },
                               [this] { return verdicts_.is_idle(); }},
-          device, state.config().cuda_memory.value_or(0),
-          state.config().cuda_mode == "host" ? "RINGCOMM_CUDA_MODE=host" : "")),
+          cuda::Peers::Place{device, Process::get().neighbours(),
+                             state.config().cuda_memory.value_or(0), state.config().cuda_blocks,
+                             state.config().cuda_mode == "host" ? "RINGCOMM_CUDA_MODE=host" : ""})),
       timelines_(state, api, events_),
       rendezvous_(group_, verdicts_, on_device_->peers),
       registered_(verdicts_, announcements_, rendezvous_, on_device_->peers, state.logger()) {}
@@ -117,13 +118,14 @@ bool DeviceEngine::connect() {
   guard("connect", [&] {
     enqueue_mutex_.assert_held();
     meet({kGroup}, "the group's first meeting");
-    reaches = rendezvous_.reach(kGroup);
+    reaches = rendezvous_.runs_kernels();
   });
   return reaches;
 }
 
 std::optional<Algorithm> DeviceEngine::kernel_for(const Operation& operation) {
-  if (!connect() || by_hand(operation)) return std::nullopt;
+  if (!connect()) return std::nullopt;
+  const Lock lock(enqueue_mutex_);
   return kernel_of(operation);
 }
 
@@ -166,8 +168,9 @@ std::optional<Algorithm> DeviceEngine::by_hand(const Operation& operation) const
   return asked && is_registered(*asked) && same_on_all_ranks(shape) ? asked : std::nullopt;
 }
 
-// Where ranks reach one another.
-Algorithm DeviceEngine::kernel_of(const Operation& operation) const {
+// Nothing if the host runs it. Ranks have met.
+std::optional<Algorithm> DeviceEngine::kernel_of(const Operation& operation) const {
+  if (!rendezvous_.runs_kernels() || by_hand(operation)) return std::nullopt;
   const Shape shape = shape_of(operation);
   return on_device_->peers.kernel_for(shape, state_.requested_kernel(shape));
 }
@@ -187,17 +190,16 @@ CompletionPtr DeviceEngine::enqueue(const Operation& operation, cuda::Stream cal
     Pending pending{.end = timelines_.next(kGroupTimeline), .timeout = limit};
     pending.deadline = Deadline(limit);
     make_room();
-    const auto plan = by_hand(operation);
-    const bool reach = rendezvous_.reach(kGroup);
-    if (reach) {
+    const auto plan = by_hand(operation), kernel = kernel_of(operation);
+    if (rendezvous_.runs_kernels()) {
       refresh_imports();
-      const Algorithm algorithm = plan ? *plan : kernel_of(operation);
-      pending.operation = announcements_.announce(operation, algorithm, plan.has_value());
+      const Algorithm algorithm = plan ? *plan : kernel.value_or(kHandOver);
+      pending.operation = announcements_.announce(operation, algorithm, !kernel);
       pending.number = pending.operation.sequence;
     }
-    if (reach && !plan) {
+    if (kernel) {
       pending.ticket = group_.recorder.begin(pending.operation, operation.line);
-      run_kernels(operation, stream, false);
+      run(*kernel, operation, stream, false);
     } else {
       pending.result = staging_.run(operation, stream, pending.end, plan.has_value());
       pending.operation = make_descriptor(operation, progress_.host().sequence() + sequence());
@@ -208,14 +210,15 @@ CompletionPtr DeviceEngine::enqueue(const Operation& operation, cuda::Stream cal
   });
 }
 
-void DeviceEngine::run_kernels(const Operation& operation, cuda::Stream stream, bool captured) {
+void DeviceEngine::run(Algorithm kernel, const Operation& operation, cuda::Stream stream,
+                       bool captured) {
   const Shape shape = shape_of(operation);
   const uint64_t call = hash_of(make_descriptor(operation, 0)) | 1;  // not 0
   on_device_->kernels.collective(
       stream,
       {shape, call, make_reduction(operation, state_.size()), Spans(operation.input),
        Spans(operation.output), captured, state_.timeout_or(operation.timeout) + kOwnStream},
-      kernel_of(operation));
+      kernel);
 }
 
 void DeviceEngine::finish_in(cuda::Stream stream, const Finish& finish) {
@@ -303,16 +306,17 @@ CompletionPtr DeviceEngine::capture(const Operation& operation, uint64_t capture
                                     cuda::Stream caller, const std::string& asked,
                                     const Finish& finish) {
   meet({kGroup}, asked);
-  RINGCOMM_CHECK(rendezvous_.reach(kGroup), asked,
+  const auto kernel = kernel_of(operation);
+  RINGCOMM_CHECK(kernel || by_hand(operation), asked,
                  " cannot be captured into a CUDA graph: its tensors go through memory of the "
                  "host, as ",
                  rendezvous_.reason());
-  RINGCOMM_CHECK(!by_hand(operation), asked,
+  RINGCOMM_CHECK(kernel, asked,
                  " cannot be captured into a CUDA graph: it runs by an algorithm by hand, whose "
                  "tensors go through memory of the host");
   timelines_.begin_captured(capture, caller);
   // The other kernels work in the group's own memory.
-  if (const auto by = kernel_of(operation); by == kByTwoShot || by == kHandOver) {
+  if (*kernel == kByTwoShot || *kernel == kHandOver) {
     on_device_->kernels.offer(shape_of(operation), Spans(operation.input), Spans(operation.output));
   }
   const uint64_t sequence = announcements_.announce(operation, kByGraph).sequence;
@@ -320,7 +324,7 @@ CompletionPtr DeviceEngine::capture(const Operation& operation, uint64_t capture
   verdicts_.watch_replays(true);
   state_.kick();
   on_device_->words.watch(true);
-  run_kernels(operation, caller, true);
+  run(*kernel, operation, caller, true);
   finish_in(caller, finish);
   on_device_->words.watch(false);
   on_device_->words.flush(caller);
@@ -337,7 +341,7 @@ CompletionPtr DeviceEngine::end(const std::vector<int>& timelines, cuda::Stream 
     Point point = timelines_.next(timeline);
     // Peers take the count of the group's operations for a sequence number, which captured ones
     // have, too.
-    if (timeline == kGroupTimeline && rendezvous_.reach(kGroup))
+    if (timeline == kGroupTimeline && rendezvous_.runs_kernels())
       point.value = static_cast<uint32_t>(announcements_.last());
     if (staging_.streams_can_signal) {
       on_device_->words.mark(stream, timeline, point.value);

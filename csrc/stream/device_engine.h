@@ -53,9 +53,8 @@ class DeviceEngine final : public Engine {
 
  private:
   struct Device {
-    explicit Device(cuda::ExportContext context, int device, uint64_t most_bytes,
-                    std::string refusal)
-        : peers(std::move(context), device, most_bytes, std::move(refusal)) {}
+    Device(cuda::ExportContext context, cuda::Peers::Place place)
+        : peers(std::move(context), std::move(place)) {}
     cuda::Peers peers;
     cuda::StreamWords words{peers};
     cuda::KernelLaunch kernels{peers, words};
@@ -79,8 +78,9 @@ class DeviceEngine final : public Engine {
     return make_shape(operation, {.size = state_.size()});
   }
   std::optional<Algorithm> by_hand(const Operation& operation) const;
-  Algorithm kernel_of(const Operation& operation) const;
-  void run_kernels(const Operation& operation, cuda::Stream stream, bool captured)
+  std::optional<Algorithm> kernel_of(const Operation& operation) const
+      RINGCOMM_REQUIRES(enqueue_mutex_);
+  void run(Algorithm kernel, const Operation& operation, cuda::Stream stream, bool captured)
       RINGCOMM_REQUIRES(enqueue_mutex_);
   void finish_in(cuda::Stream stream, const Finish& finish) RINGCOMM_REQUIRES(enqueue_mutex_);
   CompletionPtr capture(const Operation& operation, uint64_t capture, cuda::Stream caller,

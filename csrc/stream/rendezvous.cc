@@ -46,7 +46,7 @@ void DeviceRendezvous::meet(const std::vector<Rank>& peers, const std::string& a
                    ": RINGCOMM_CUDA_MODE=ipc is not possible: ", access.why);
     if (peers_.own().info(index).usable != 0) streams_can_signal_ = true;
     log_access(subgroup, access, asked);
-    if (!subgroup.pair) reason_ = access.why;
+    if (!subgroup.pair) reason_ = access.why, bridged_ = access.bridged;
     met_[index] = access.reach;
   }
 }
@@ -92,9 +92,10 @@ void DeviceRendezvous::log_access(const cuda::Subgroup& subgroup, const cuda::Pe
                                   const std::string& asked) const {
   const char* kind = peers_.api().simulated() ? "simulated device" : "CUDA";
   if (!access.reach) {
-    state_.logger().warning(kind, " tensors go through memory of the host",
-                            streams_can_signal_ ? "" : ", and calls wait for them", ": ",
-                            access.why, " (", asked, ")");
+    state_.logger().warning(
+        kind, " tensors go through memory of the host",
+        access.bridged ? ", though kernels of the devices still add them up" : "",
+        streams_can_signal_ ? "" : ", and calls wait for them", ": ", access.why, " (", asked, ")");
   } else if (!subgroup.pair) {
     state_.logger().info("first operation on a device: ", asked, ", over ", kind, " IPC, ",
                          access.one_device    ? "ranks share one device"
@@ -102,10 +103,11 @@ void DeviceRendezvous::log_access(const cuda::Subgroup& subgroup, const cuda::Pe
                                               : "ranks share several devices");
     const std::string kernels = peers_.kernels_text();
     if (access.own_devices)
-      state_.logger().info(kernels.empty()
-                               ? "streams hand over: other groups have the multiprocessors that "
-                                 "kernels which wait for one another need"
-                               : "kernels by bytes of a message, or of a shard:\n" + kernels);
+      state_.logger().info(
+          !kernels.empty() ? "kernels by bytes of a message, or of a shard:\n" + kernels
+          : access.shared  ? "streams hand over: ranks outside of this group use these devices, too"
+                           : "streams hand over: other groups have the multiprocessors that "
+                             "kernels which wait for one another need");
   }
 }
 

@@ -22,6 +22,8 @@ class DeviceRendezvous {
   // Tells whether this rank and the peer, or all of the group, reach one another's devices. They
   // have met.
   bool reach(Rank peer) const;
+  // Tells whether kernels run operations of the group, or some of them. It has met.
+  bool runs_kernels() const { return reach(kGroup) || bridged_; }
   // Tells whether the group has met, and its ranks reach one another.
   bool reaches_group() const { return met_.contains(0) && met_.at(0); }
   // Returns why the group does not reach.
@@ -45,6 +47,7 @@ class DeviceRendezvous {
   Verdicts& verdicts_;
   cuda::Peers& peers_;
   std::map<int, bool> met_;  // subgroups, by this rank's info: do they reach one another?
+  bool bridged_ = false;
   std::string reason_;
   bool streams_can_signal_ = false;
 };

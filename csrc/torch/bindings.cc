@@ -97,6 +97,7 @@ void bind_options(py::module_& module) {
       .def_readwrite("cuda_connections", &Config::cuda_connections)
       .def_readwrite("cuda_library", &Config::cuda_library)
       .def_readwrite("cuda_memory", &Config::cuda_memory)
+      .def_readwrite("cuda_blocks", &Config::cuda_blocks)
       .def_readwrite("cuda_mode", &Config::cuda_mode)
       .def_readwrite("flows", &Config::flows)
       .def_readwrite("host", &Config::host)
@@ -209,7 +210,7 @@ py::tuple kernel_seconds(const std::string& collective, int ranks, uint64_t byte
   shape.size = ranks;
   shape.bytes = bytes;
   shape.shards.assign(sharded(shape.collective) ? static_cast<size_t>(ranks) : 0, bytes);
-  const cuda::DeviceLink link = cuda::link_of(nvlink, capability, cuda::kMostBlocks);
+  const cuda::DeviceLink link = cuda::link_of(nvlink, capability, GroupConfig().cuda_blocks);
   py::dict seconds;
   for (int i = 0; i < kNamed; ++i) {
     const auto kernel = static_cast<Algorithm>(i);
@@ -329,6 +330,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
       py::arg("options"), py::arg("backend_options"), py::arg("cuda") = true,
       py::arg("waits") = false);
 
+  module.def("announce_device", &announce_device, py::arg("device"), NoGil());
   module.def("flight_rings", [] { return to_bytes(Groups::get().flight_rings()); });
   module.def("ask_for_records", [] { Groups::get().ask_for_records(); }, NoGil());
 #ifdef C10D_BACKEND_HAS_HOOKS

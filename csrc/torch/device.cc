@@ -5,6 +5,7 @@
 #include <c10/core/StreamGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 
+#include "group/process.h"
 #include "stream/library.h"
 #include "torch/backend.h"
 #include "torch/errors.h"
@@ -63,6 +64,14 @@ bool cuda_is_served() {
   } catch (const UsageError&) {
     return false;
   }
+}
+
+void announce_device(std::optional<int> device) {
+  const bool simulated = device_is_simulated();
+  if (!simulated && !(device && cuda_is_served())) return;
+  cuda::Api& api = device_api();
+  const cuda::DeviceFacts facts = api.facts(simulated ? api.current_device() : *device);
+  Process::get().neighbours().use_device(cuda::hash_of(cuda::salted(facts.uuid, api.salt)));
 }
 
 cuda::Stream current_stream(at::Device device) {

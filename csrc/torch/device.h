@@ -14,6 +14,9 @@ namespace ringcomm {
 void find_device(Call& call);
 // Tells whether torch has a CUDA device, and this build a library for it that finds one.
 bool cuda_is_served();
+// Tells the other processes of this host that this one uses that device, before it does so. Without
+// a device it does that in simulation alone.
+void announce_device(std::optional<int> device);
 // Returns torch's current stream of that device, for the library.
 cuda::Stream current_stream(at::Device device);
 

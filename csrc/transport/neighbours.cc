@@ -45,6 +45,14 @@ bool Neighbour::lost() const {
   return lost_.load(std::memory_order_acquire);
 }
 
+bool Neighbour::uses_device(uint64_t name) const {
+  if (page_.data() == nullptr) return false;
+  const auto& used = *reinterpret_cast<const UsedDevices*>(page_.data() + UsedDevices::kOffset);
+  return std::ranges::any_of(used.names, [&](const auto& known) {
+    return known.load(std::memory_order_acquire) == name;  // partner: use_device()
+  });
+}
+
 // A process that is short of addresses goes without.
 void Neighbour::map_arena(const Fd& page) {
   try {
@@ -110,6 +118,27 @@ Arena& Neighbours::arena() {
   const std::lock_guard lock(mutex_);
   if (!doorbell_) doorbell_.emplace();
   return doorbell_->arena();
+}
+
+// More than there is room for are left out: then kernels may be slow, and stay right.
+void Neighbours::use_device(uint64_t name) {
+  const std::lock_guard lock(mutex_);
+  if (!doorbell_) doorbell_.emplace();
+  for (auto& known : doorbell_->devices().names) {
+    const uint64_t there = known.load(std::memory_order_relaxed);
+    if (there == name) return;
+    if (there != 0) continue;
+    known.store(name, std::memory_order_release);  // partner: Neighbour::uses_device()
+    return;
+  }
+}
+
+bool Neighbours::shares_device(uint64_t name) {
+  take_arrived();  // of those that have ended
+  const std::lock_guard lock(mutex_);
+  return std::ranges::any_of(sockets_, [&](const auto& entry) {
+    return entry.second->met_ && entry.second->uses_device(name);
+  });
 }
 
 void Neighbours::forked() {

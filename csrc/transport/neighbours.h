@@ -7,6 +7,7 @@
 // meet in any order and on several threads at once.
 #pragma once
 
+#include <array>
 #include <compare>
 #include <deque>
 #include <map>
@@ -28,7 +29,14 @@ inline constexpr size_t kNoticeOffset = SegmentLayout::kPage;
 inline constexpr size_t kNoticeBytes = 2 * SegmentLayout::kPage;
 inline constexpr size_t kDoorbellBytes = kNoticeOffset + kNoticeBytes;
 inline constexpr size_t kBytesWithArena = kDoorbellBytes + Arena::kBytes;
-static_assert(sizeof(DoorbellPage) <= kNoticeOffset);
+
+// The devices that a process uses, by hashes of their names; 0: none. It stands behind its bell.
+struct UsedDevices {
+  static constexpr size_t kOffset = 1024;
+  std::array<std::atomic<uint64_t>, 16> names;
+};
+static_assert(sizeof(DoorbellPage) <= UsedDevices::kOffset);
+static_assert(UsedDevices::kOffset + sizeof(UsedDevices) <= kNoticeOffset);
 
 // A process's doorbell, shared by all its groups.
 class DoorbellMemory {
@@ -39,6 +47,9 @@ class DoorbellMemory {
   }
   const Fd& fd() const { return fd_; }
   std::byte* notice() const { return mapping_.data() + kNoticeOffset; }
+  UsedDevices& devices() const {
+    return *reinterpret_cast<UsedDevices*>(mapping_.data() + UsedDevices::kOffset);
+  }
   Arena& arena() { return arena_; }
 
  private:
@@ -64,6 +75,7 @@ class Neighbour {
 
   const Doorbell& bell() const { return bell_; }
   std::byte* notice() const { return page_.data() + kNoticeOffset; }  // not this process's own
+  bool uses_device(uint64_t name) const;
   std::span<std::byte> arena() const { return arena_; }  // empty: this process has not mapped it
   pid_t process() const { return process_; }
   const std::string& name() const { return name_; }  // its socket's
@@ -102,6 +114,10 @@ class Neighbours {
   Doorbell bell();  // makes it, too
   std::byte* notice();
   Arena& arena();
+  // Tells the others that this process uses a device, by a hash of its name, from now on.
+  void use_device(uint64_t name);
+  // Tells whether another process uses it that this one shares a group with.
+  bool shares_device(uint64_t name);
 
   struct Reached {
     std::shared_ptr<Neighbour> neighbour;  // null: not yet

@@ -60,6 +60,13 @@ def serve_cuda() -> bool:
     return not _parts or _parts.get("cuda") == NAME
 
 
+def chosen_device() -> int | None:
+    """Return the CUDA device that this process has chosen, or None if it uses none so far."""
+    import torch
+
+    return torch.cuda.current_device() if torch.cuda.is_initialized() else None
+
+
 def is_shared() -> bool:
     """Tell whether the group that is being made has another backend for some device."""
     return any(backend != NAME for backend in _parts.values())

@@ -86,6 +86,8 @@ def create_backend(options: Any, backend_options: Any = None) -> Any:
         from torch.distributed import HashStore
 
         options.store = HashStore()  # it is asked for nothing
+    if groups.serve_cuda():
+        loaded.announce_device(groups.chosen_device())
     backend = loaded.create_backend(options, own, groups.serve_cuda(), waits=connect is not None)
     if connect is not None:
         connect(backend, options.group_id, list(ranks), options.timeout)

@@ -60,7 +60,7 @@ def rounds(rank: Rank, life: str, memory: SimulatedMemory) -> tuple[float, int]:
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))  # an allocation is a file here
     tensors = [memory.empty(int(elements)) for _ in range(int(count))]
-    for done in range(20):
+    for done in range(60):
         for tensor in tensors:
             tensor.fill_(rank.index + 1.0)
         dist.barrier()

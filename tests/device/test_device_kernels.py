@@ -187,8 +187,17 @@ def test_another_length_is_an_error(four: Ranks, kernel: str) -> None:
     assert any("all_reduce float32[11]" in text for text in told), told
 
 
+def algorithm_in(name: str) -> str:
+    """Return the kernel of the group's first operation on a device."""
+    for ring in _C.flight_rings():
+        record = records.read_ring(ring)
+        if record.device and record.group == name:
+            return str(record.operations[0].algorithm)
+    return ""
+
+
 def several_groups(rank: Rank, life: str, settings: dict[str, str]) -> Outcome:
-    """Each group takes half of the multiprocessors that are left, and gives them back."""
+    """Each group takes as many multiprocessors as it may, as long as there are some."""
 
     def body(rank: Rank) -> Outcome:
         def kernel_of(group: dist.ProcessGroup) -> str:
@@ -196,13 +205,9 @@ def several_groups(rank: Rank, life: str, settings: dict[str, str]) -> Outcome:
             dist.all_reduce(tensor, group=group)
             assert tensor.eq(rank.size).all()
             dist.barrier(group=group)
-            for ring in _C.flight_rings():
-                record = records.read_ring(ring)
-                if record.device and record.group == group.group_name:
-                    return record.operations[0].algorithm
-            return ""
+            return algorithm_in(group.group_name)
 
-        groups = [dist.new_group(range(rank.size)) for _ in range(3)]
+        groups = [dist.new_group(range(rank.size)) for _ in range(4)]
         first = [kernel_of(group) for group in groups]
         for group in groups[:2]:
             dist.destroy_process_group(group)
@@ -214,6 +219,56 @@ def several_groups(rank: Rank, life: str, settings: dict[str, str]) -> Outcome:
 def test_groups_share_the_multiprocessors(four: Ranks) -> None:
     outcomes = four(several_groups, "groups", {"RINGCOMM_SIM_MULTIPROCESSORS": "40"})
     for outcome in outcomes:
-        assert outcome.get("first") == ["low_latency", "low_latency", "hand_over"], outcome
+        assert outcome.get("first") == [*["low_latency"] * 3, "hand_over"], outcome
         assert outcome["again"] == "low_latency"
         assert "other groups have the multiprocessors" in outcome["log"]
+
+
+def in_pairs(rank: Rank, life: str, settings: dict[str, str]) -> Outcome:
+    """Sum over two of four ranks; the kernel that did it."""
+
+    def body(rank: Rank) -> Outcome:
+        groups = [dist.new_group(pair) for pair in ([0, 1], [2, 3])]
+        mine = groups[rank.index // 2]
+        if rank.index >= 2:
+            dist.barrier()  # the others sum before these use their device at all
+        tensor = torch.full((1000,), float(rank.index))
+        dist.all_reduce(tensor, group=mine)
+        assert tensor.eq(4 * (rank.index // 2) + 1).all()
+        if rank.index < 2:
+            dist.barrier()
+        return {"kernel": algorithm_in(mine.group_name)}
+
+    return on_device(rank, life, settings, body)
+
+
+def test_kernels_wait_for_no_rank_that_takes_turns_with_others(four: Ranks) -> None:
+    """A group with a device for each of its ranks, but ranks outside of it use these, too."""
+    for outcome in four(in_pairs, "own", OWN):
+        assert outcome.get("kernel") == "low_latency", outcome
+    shared = {"RINGCOMM_SIM_DEVICES": "2", "RINGCOMM_SIM_ROTATE": "0,1,0,1"}
+    for outcome in four(in_pairs, "shared", shared):
+        assert outcome.get("kernel") == "hand_over", outcome
+        assert "ranks outside of this group use these devices, too" in outcome["log"]
+
+
+APART = {**OWN, "RINGCOMM_SIM_IPC": "fails"}
+
+
+def test_devices_that_cannot_map_one_another_still_add_up(four: Ranks) -> None:
+    """By the ring, through memory of the host; what adds nothing goes through the host."""
+    outcomes = four(many, "apart", APART, 60, True)
+    assert check(outcomes) == {"device_ring"}
+    for outcome in outcomes:
+        assert "though kernels of the devices still add them up: rank" in outcome["log"]
+
+
+def test_one_rank_that_maps_nobody_is_enough(four: Ranks) -> None:
+    some = {**APART, "RINGCOMM_SIM_RANK": "2"}
+    assert check(four(many, "one apart", some, 30, True)) == {"device_ring"}
+
+
+def test_another_length_is_an_error_through_the_host(four: Ranks) -> None:
+    told = [outcome["told"] for outcome in four(differ, "apart differ", APART)]
+    assert all(told), told
+    assert any("all_reduce float32[11]" in text for text in told), told

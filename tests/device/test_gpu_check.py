@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import importlib
 import json
 import os
@@ -129,18 +130,17 @@ def test_every_stage_works_on_the_simulated_device(tmp_path: Path) -> None:
     assert all(row["verdict"] == "info" for row in body["rows"] if row["target"])
     files = packed(tmp_path)
     assert {
-        "report.md",
+        "report.html",
         "report.txt",
         "tables/bench_gloo_2.txt",
         "logs/torch-2.log",
     } <= files.keys()
+    page = files["report.html"]
     for row in body["rows"]:
         assert row["what"] in files["report.txt"]
-        assert f"| {row['stage']} | {row['what']} |" in files["report.md"]
+        assert f"<td>{row['stage']}</td><td>{html.escape(row['what'])}</td>" in page
     for stage in body["stages"]:
-        assert (
-            f"| {stage['stage']} | {stage['ranks']} | {stage['expected_s']} |" in files["report.md"]
-        )
+        assert f'<td>{stage["stage"]}</td><td class="number">{stage["ranks"]}</td>' in page
         assert f"logs/{stage['stage']}.log" in files
 
 
@@ -247,9 +247,10 @@ def test_tables(module: Any, tmp_path: Path) -> None:
     ]
     text = table.to_text(rows).splitlines()
     assert text[2].split() == ["one", "a|b", "12.3", "µs", "≤", "15", "pass", "two"]
-    page = table.to_markdown(rows, {"gpu": "X"})
-    assert "| one | a\\|b | 12.3 | µs | ≤ 15 | pass | two lines |" in page
-    assert "| two | c |  |  |  | **fail** |  |" in page
+    table.to_page(rows, {"gpu": "X"}, [], tmp_path / "page.html")
+    page = (tmp_path / "page.html").read_text()
+    assert '<td>one</td><td>a|b</td><td class="number">12.3</td><td>µs</td>' in page
+    assert page.count("<td>two</td><td>c</td>") == 2  # among the failures, too
     assert "1 passed, 1 failed, 0 without a verdict" in page
     assert [table.show(figure) for figure in (0.12345, 1.2345, 123.4, 7.0, -2.5)] == [
         "0.123", "1.23", "123", "7", "-2.50",

@@ -9,6 +9,7 @@ import dataclasses
 import importlib
 import io
 import os
+import re
 import tarfile
 import time
 from collections.abc import Iterator
@@ -187,16 +188,17 @@ def test_the_archive_has_report_tables_and_logs(module: Any, tmp_path: Path) -> 
     assert list(out.iterdir()) == [made.path]
     with tarfile.open(fileobj=io.BytesIO(made.path.read_bytes())) as packed:
         sizes = {member.name: member.size for member in packed.getmembers()}
-        page = packed.extractfile("gpu_check/report.md")
+        page = packed.extractfile("gpu_check/report.html")
         assert page is not None
-        lines = page.read().decode().splitlines()
+        rows = re.findall(r"<tr>(.*?)</tr>", page.read().decode())
     assert sizes.pop("gpu_check/logs/plans-2.log") == archive.LARGEST  # its end
     assert sizes.keys() == {
-        "gpu_check/report.txt", "gpu_check/report.md", "gpu_check/report.json",
+        "gpu_check/report.txt", "gpu_check/report.html", "gpu_check/report.json",
         "gpu_check/tables/bench_gloo_2.txt",
     }  # fmt: skip
-    assert any(line.startswith("| plans-2 | 2 | 50 | 1.5 | ended | ") for line in lines)
-    assert any(line.startswith("| plans-4 | 4 | 60 | 0 | left out: no time | ") for line in lines)
+    cells = [re.findall(r"<td.*?>(.*?)</td>", row) for row in rows]
+    assert any(row[:5] == ["plans-2", "2", "50", "1.5", "ended"] for row in cells)
+    assert any(row[:5] == ["plans-4", "4", "60", "0", "left out: no time"] for row in cells)
 
 
 # ---- rivals

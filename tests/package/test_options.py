@@ -101,6 +101,7 @@ GOOD: dict[str, tuple[str, Any]] = {  # as a variable, and as a value
     "threads": ("64", 64),
     "cuda_mode": ("ipc", "ipc"),
     "cuda_memory": ("262144", 1 << 18),
+    "cuda_blocks": ("32", 32),
     "shared_buffers": ("1073741824", 1 << 30),
     "ifname": ("eth0,^docker", "eth0,^docker"),
     "ports": ("40000-40010", "40000-40010"),

@@ -18,7 +18,6 @@ inline void set_host_side(Addresses& to_host, cuda::Exchange& exchange) {
 
 inline void set_host_side(Addresses& to_host, cuda::TwoShotArgs& args) {
   set_host_side(to_host, args.members);
-  args.part.abort = args.members.abort;
   // Other ranks read these addresses as they see them, also those of registered memory.
   for (cuda::LeaderSlot& slot : args.given) {
     slot.input &= ~kDeviceSide;

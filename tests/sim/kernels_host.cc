@@ -60,16 +60,16 @@ class Context {
   }
 
   template <class T>
-  T load(const std::byte* at) {
+  [[gnu::always_inline]] T load(const std::byte* at) {  // or else GCC 12 fails at it
     access(at);
     T value;
-    __builtin_memcpy(&value, at, sizeof(value));
+    memory_.load(at, &value, sizeof(value));
     return value;
   }
   template <class T>
   void store(std::byte* at, const T& value) {
     access(at);
-    __builtin_memcpy(at, &value, sizeof(value));
+    memory_.store(at, &value, sizeof(value));
   }
   void store_release(uint32_t* flag, uint32_t value) { memory_.store_release(flag, value); }
   uint32_t load_acquire(const uint32_t* flag) { return memory_.load_acquire(flag); }

@@ -15,6 +15,12 @@ class Memory {
  public:
   virtual ~Memory() = default;
   virtual void touch() {}  // data, before it is read or written
+  virtual void load(const std::byte* at, void* value, size_t bytes) {
+    __builtin_memcpy(value, at, bytes);
+  }
+  virtual void store(std::byte* at, const void* value, size_t bytes) {
+    __builtin_memcpy(at, value, bytes);
+  }
   virtual void store_release(uint32_t* flag, uint32_t value) {
     std::atomic_ref(*flag).store(value, std::memory_order_release);
   }

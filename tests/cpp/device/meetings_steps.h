@@ -144,7 +144,7 @@ inline bool has(Algorithm kernel, Collective collective) {
 
 inline int blocks_of(Algorithm kernel, int two_shots) {
   return kernel == kByTwoShot   ? two_shots
-         : kernel == kByOneShot ? kOneShotBlocks
+         : kernel == kByOneShot ? kMostOneShot
          : kernel == kByRing    ? kRingBlocks
                                 : kLowLatencyBlocks;
 }
