@@ -221,6 +221,10 @@ setup(
     long_description=readme(),
     long_description_content_type="text/markdown",
     project_urls=urls(),
+    extras_require={
+        "cuda": [f"ringcomm-cuda=={version()}"],  # scripts/wheels.py makes it, for wheels
+        "tools": ["jinja2>=3.1", "plotly>=6", "rich>=13", "shtab>=1.7"],
+    },
     ext_modules=[
         Extension("ringcomm._C", [], depends=[str(path.relative_to(ROOT)) for path in needed])
     ],

@@ -1,9 +1,13 @@
 """Makes dist/ for a release: `make release`.
 
-An sdist, a wheel for each Python (scripts/wheels.py) with all torches that are supported, an SBOM,
-and SHA256SUMS. The tree has to be clean, and CHANGELOG.md has to have the version. Two runs of one
-commit give equal bytes. PYTHONS names the interpreters, "python3.10 python3.11"; without it those
-on PATH are taken. TORCHES chooses other torches, and ARCHES names processors, "x86_64 aarch64".
+An sdist, a wheel for each Python (scripts/wheels.py) with all torches that are supported, one of
+ringcomm-cuda, an SBOM, and SHA256SUMS. The tree has to be clean, and CHANGELOG.md has to have the
+version. Two runs of one commit in one folder give equal bytes. PYTHONS names the interpreters,
+"python3.10 python3.11"; without it those on PATH are taken. TORCHES chooses other torches, and
+ARCHES names processors, "x86_64 aarch64".
+
+ringcomm-cuda is made if nvcc is on PATH, for this machine's processor alone. CUDA=off leaves it
+out, and with CUDA=on a missing nvcc is an error.
 """
 
 from __future__ import annotations
@@ -24,6 +28,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 DIST = ROOT / "dist"
 TORCHES = "2.11,2.12,2.13,2.14,2.15"
+NVCC = shutil.which(os.environ.get("CUDACXX") or "nvcc")
 PYTHONS = tuple(f"python3.{minor}" for minor in range(10, 15))
 INCLUDE = """import sys, sysconfig
 print("{}.{}={}".format(*sys.version_info[:2], sysconfig.get_path("include")))"""
@@ -84,10 +89,23 @@ def make_sdist(number: str, moment: int) -> None:
         zipped.write(packed.getvalue())
 
 
-def write_sbom(number: str) -> None:
+def wants_cuda() -> bool:
+    """Whether to make ringcomm-cuda. Stops if that was asked for, and there is no nvcc."""
+    wanted = os.environ.get("CUDA", "on" if NVCC else "off") != "off"
+    if wanted and not NVCC:
+        sys.exit("ringcomm: CUDA=on needs the nvcc of CUDA 13 on PATH")
+    return wanted
+
+
+def write_sbom(number: str, with_cuda: bool) -> None:
     """Say what is inside the wheels besides ringcomm: a CycloneDX document."""
     openssl = told("openssl", "version").split()[1]
     parts = [{"type": "library", "name": "openssl", "version": openssl, "scope": "required"}]
+    if with_cuda and NVCC:  # in ringcomm-cuda; nvcc links the runtime of its own release
+        (release,) = re.findall(r"release ([\d.]+)", told(NVCC, "--version"))
+        parts += [
+            {"type": "library", "name": "cuda-runtime", "version": release, "scope": "optional"}
+        ]
     document = {
         "bomFormat": "CycloneDX",
         "specVersion": "1.5",
@@ -109,6 +127,7 @@ def write_sums() -> None:
 def main() -> None:
     number = version()
     check(number)
+    with_cuda = wants_cuda()
     moment = int(told("git", "log", "-1", "--format=%ct"))
     os.environ["SOURCE_DATE_EPOCH"] = str(moment)
     shutil.rmtree(DIST, ignore_errors=True)
@@ -120,10 +139,12 @@ def main() -> None:
         wheels += ["--python", python]
     for arch in os.environ.get("ARCHES", platform.machine()).split():
         subprocess.run([*wheels, "--arch", arch], cwd=ROOT, check=True)
+    if with_cuda:
+        subprocess.run([*wheels, "--cuda"], cwd=ROOT, check=True)
     tools = ROOT / "build" / "wheel" / "tools" / "bin" / "python"
     files = [path for path in DIST.iterdir() if path.suffix in {".whl", ".gz"}]
     print(told(tools, "-m", "twine", "check", "--strict", *files))
-    write_sbom(number)
+    write_sbom(number, with_cuda)
     write_sums()
     print((DIST / "SHA256SUMS").read_text(), end="")
 

@@ -27,8 +27,8 @@ cuda::Api* open() {
     const std::string reason = RINGCOMM_NO_CUDA;
     RINGCOMM_CHECK(!absent || !wanted.empty(), "this build serves CPU tensors only (",
                    reason.empty() ? why : reason,
-                   "): build it where nvcc is, with RINGCOMM_CUDA=on, or use the backend "
-                   "'cpu:ringcomm,cuda:nccl'");
+                   "): run 'pip install ringcomm-cuda' if it came in a wheel, build it where nvcc "
+                   "is, with RINGCOMM_CUDA=on, or use the backend 'cpu:ringcomm,cuda:nccl'");
     throw UsageError(str("the library for CUDA tensors cannot be opened: ", why));
   }
   const auto function = reinterpret_cast<cuda::ApiFunction>(::dlsym(library, cuda::kApiSymbol));

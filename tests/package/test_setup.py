@@ -71,6 +71,13 @@ def test_no_torch(script: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         module.torch_folder()
 
 
+def test_the_extra_for_cuda_is_of_this_version(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: dict[str, Any] = {}
+    monkeypatch.setattr(setuptools, "setup", told.update)
+    module = load()
+    assert told["extras_require"]["cuda"] == [f"ringcomm-cuda=={module.version()}"]
+
+
 def test_an_old_setuptools(script: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(setuptools, "__version__", "66.1.1")
     with pytest.raises(SystemExit, match=r"setuptools 77 or newer .*`pip install --upgrade"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 import sysconfig
@@ -29,19 +30,33 @@ dist.all_reduce(ones)
 dist.destroy_process_group()
 print(ones.tolist(), sys.modules["ringcomm"].__file__)
 """
+# The engine looks for the library beside its own. Its error passes through Python, which ends.
+FIRST_CUDA_TENSOR = "import ctypes, sys; ctypes.CDLL(sys.argv[1])._ZN8ringcomm10device_apiEv()"
+
+
+def made(*words: str, **environment: str) -> Path:
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    done = subprocess.run(
+        [sys.executable, ROOT / "scripts" / "wheels.py", *words],
+        capture_output=True,
+        text=True,
+        timeout=limit(1500),
+        env={**os.environ, "PATH": path, **environment},
+    )
+    assert done.returncode == 0, done.stderr
+    return Path(done.stdout.split()[-1])
 
 
 @pytest.fixture(scope="module")
 def wheel() -> Path:
-    done = subprocess.run(
-        [sys.executable, ROOT / "scripts" / "wheels.py"],
-        capture_output=True,
-        text=True,
-        timeout=limit(1500),
-        env={**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"},
-    )
-    assert done.returncode == 0, done.stderr
-    return Path(done.stdout.split()[-1])
+    return made()
+
+
+@pytest.fixture(scope="module")
+def cuda_wheel() -> Path:
+    if not shutil.which("nvcc"):
+        pytest.skip("no nvcc on the path: ringcomm-cuda is not made")
+    return made("--cuda", RINGCOMM_CUDA_ARCHS="90")
 
 
 @pytest.fixture
@@ -94,6 +109,36 @@ def test_it_leaves_nothing_behind(environment: Path, run: Run, tmp_path: Path) -
     python = environment / "bin" / "python"
     assert run(python, "-c", ONE_RANK, cwd=tmp_path).returncode == 0
     done = run(python, "-m", "pip", "uninstall", "-y", "ringcomm", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert not list(environment.rglob("*ringcomm*"))
+
+
+def test_the_library_for_cuda_is_a_wheel_of_its_own(
+    environment: Path, cuda_wheel: Path, run: Run, tmp_path: Path
+) -> None:
+    assert re.fullmatch(r"ringcomm_cuda-[\d.]+-py3-none-manylinux_2_2\d_\w+\.whl", cuda_wheel.name)
+    python = environment / "bin" / "python"
+    engine = next(environment.glob("lib/python*/site-packages/ringcomm/libringcomm.so"))
+    library = engine.with_name("libringcomm_cuda.so")
+
+    def refusal() -> str:
+        return run(python, "-c", FIRST_CUDA_TENSOR, engine, CUDA_VISIBLE_DEVICES="").stderr
+
+    advice = "this build serves CPU tensors only (it was built with RINGCOMM_CUDA=off): run 'pip "
+    assert f"{advice}install ringcomm-cuda'" in refusal()
+    done = run(python, "-m", "pip", "install", "--no-deps", cuda_wheel, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    # They are of one build, although CMake was configured differently.
+    assert "CUDA tensors cannot be served: " in refusal()
+    versions = newest_versions(library)
+    assert versions["GLIBC"] <= (2, 28), versions
+    assert versions.get("GLIBCXX", (0,)) <= (3, 4, 25), versions
+    assert not unversioned_functions(library)
+    hashes = set(re.findall(rb"\0([0-9a-f]{64})\0", library.read_bytes()))
+    (interface,) = [text for text in hashes if text in engine.read_bytes()]
+    library.write_bytes(library.read_bytes().replace(interface, interface[::-1]))
+    assert f"{library} belongs to another build of ringcomm: build it again" in refusal()
+    done = run(python, "-m", "pip", "uninstall", "-y", "ringcomm", "ringcomm-cuda", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert not list(environment.rglob("*ringcomm*"))
 

@@ -294,7 +294,8 @@ def cuda(evidence: Evidence) -> Iterator[Finding]:
             yield Finding(NOTE, sentence, "install torch with CUDA to use its GPUs")
         elif told.get("torch") and told.get("gpus") and not told.get("library"):
             sentence = f"{some[0].host} has GPUs, and a ringcomm that serves CPU tensors only."
-            yield Finding(NOTE, sentence, "build it where nvcc is, with RINGCOMM_CUDA=on")
+            remedy = "`pip install ringcomm-cuda`, or build it where nvcc is, with RINGCOMM_CUDA=on"
+            yield Finding(NOTE, sentence, remedy)
         if told.get("gpus") and not told.get("peers", True):
             sentence = f"Some GPUs of {some[0].host} cannot access one another's memory."
             yield Finding(NOTE, sentence, "their tensors go through memory of the host")
