@@ -319,9 +319,9 @@ class Course:
             main_thread=lambda: main,
         )
 
-    def _end_of_a_hang(self, seconds: float) -> None:
+    def _end_of_a_hang(self, seconds: float, meanwhile: str) -> None:
         owner = self.time.owner
-        self.note(f"hangs for {seconds:.0f} s")
+        self.note(f"hangs for {seconds:.0f} s, and others {meanwhile}")
         require(owner.more.hangs, "a rank that only waits ends as if it hung")
         self.kill(owner)
 

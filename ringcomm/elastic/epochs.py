@@ -360,6 +360,14 @@ class Epochs:
         """Return this world as the store is to know it."""
         return Record(self.life, self.epoch, True, self.all, unit=self.unit_size)
 
+    def is_left(self, keys: Any) -> bool:
+        """Tell whether the world goes on without this process, as the store has it."""
+        if not keys.check(["world"]):
+            return False
+        record = Record.from_text(keys.get("world").decode())
+        later = (record.life, record.epoch) > (self.life, self.epoch)
+        return later and all(process.uuid != self.me.uuid for process in record.members)
+
     def admission(self) -> Admission:
         """Return all that the guests of the present epoch need to know."""
         ranks, step, extra = self.made

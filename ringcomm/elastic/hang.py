@@ -4,7 +4,8 @@ Nobody else can tell a rank that hangs from one that computes for long. So each 
 in a thread: while a step is under way, or its batches are being loaded, its main thread has to come
 by one place or another. If it does not for long, and others have waited for as long, it hangs. A
 rank that waits in an operation waits for others, and says so in the store; those that only wait do
-not hang, and no rank does while nobody waits for it: all may be compiling.
+not hang, and no rank does while nobody waits for it: all may be compiling. If its steps usually
+take long, the others may give up waiting first, and go on without it; then it ends as well.
 """
 
 from __future__ import annotations
@@ -70,14 +71,17 @@ class Progress:
         if self._since is not None:
             self._since += seconds
 
-    def still_for(self) -> float:
-        """Return how long there was no progress, if that is too long, else 0."""
+    def still_for(self, usually: bool = True) -> float:
+        """Return how long there was no progress, if that is too long, else 0.
+
+        `usually`: too long for steps that take as long as these usually do.
+        """
         since = self._since
-        if self._least is None or since is None or len(self._steps) < FEWEST:
+        if self._least is None or since is None or (usually and len(self._steps) < FEWEST):
             return 0.0
         seconds = self._clock() - since
-        enough = max(self._least, USUAL_STEPS * statistics.median(tuple(self._steps)))
-        return seconds if seconds > enough else 0.0
+        usual = statistics.median(tuple(self._steps)) if usually else 0.0
+        return seconds if seconds > max(self._least, USUAL_STEPS * usual) else 0.0
 
 
 def waits_in_an_operation() -> bool:
@@ -105,28 +109,31 @@ class Hang:
         self._clock, self._looked = clock, clock()
         self._told = ""
 
-    def look(self, keys: Any, place: str) -> None:
+    def look(self, keys: Any, place: str, is_left: Callable[[], bool] = lambda: False) -> None:
         """Look once. Ends the process if it hangs.
 
         `keys` are those of the store; `place`, the epoch and the commits so far, is that of all
-        whose step this rank is in. Raises dist.DistStoreError where the store does not answer.
+        whose step this rank is in. `is_left` tells whether the others have gone on without it.
+        Raises dist.DistStoreError where the store does not answer.
         """
         now = self._clock()
         since, self._looked = now - self._looked, now
         if since > STOPPED_SECONDS:
             self._progress.pass_over(since)
-        seconds = self._progress.still_for()
+        seconds = self._progress.still_for(usually=False)
         if not seconds:
             return
-        key = f"waits/{place}"
-        if self._meets() or waits_in_an_operation():
-            if self._told != key:
-                within(lambda: keys.set(key, "1"))
-                self._told = key
-        elif within(lambda: keys.check([key])) and self._progress.still_for():
+        key, waits = f"waits/{place}", self._meets() or waits_in_an_operation()
+        if waits and self._told != key and self._progress.still_for():
+            within(lambda: keys.set(key, "1"))
+            self._told = key
+        if waits:
+            return
+        waited = bool(self._progress.still_for()) and within(lambda: keys.check([key]))
+        if (waited or is_left()) and self._progress.still_for(usually=waited):
             with contextlib.suppress(dist.DistError):
                 within(lambda: keys.set(hung(self._uuid), "1"))  # the others see why it is gone
-            end_of_a_hang(seconds)
+            end_of_a_hang(seconds, "waited for it" if waited else "gave it up")
 
 
 def hung(uuid: str) -> str:
@@ -134,11 +141,11 @@ def hung(uuid: str) -> str:
     return f"hung/{uuid}"
 
 
-def end_of_a_hang(seconds: float) -> None:
-    """Write the stacks of this process, and end it."""
+def end_of_a_hang(seconds: float, meanwhile: str) -> None:
+    """Write the stacks of this process, and end it. `meanwhile`: the others' part."""
     text = (
         f"ringcomm ERROR elastic: this rank (process {os.getpid()}) has hung for {seconds:.0f} s "
-        "while others waited for it: it ends itself; start it anew to join. Its stacks:\n"
+        f"while others {meanwhile}: it ends itself; start it anew to join. Its stacks:\n"
     )
     sys.stderr.flush()
     os.write(2, text.encode() + stacks_of_threads())

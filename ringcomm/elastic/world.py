@@ -223,7 +223,8 @@ class World:
         if keys is None:
             return
         epochs = changes.epochs
-        hang.look(keys, f"{epochs.life}/{epochs.epoch}/{changes.counters.commits}")
+        place = f"{epochs.life}/{epochs.epoch}/{changes.counters.commits}"
+        hang.look(keys, place, lambda: within(lambda: epochs.is_left(keys)))
         if epochs.members[:1] == (epochs.me,):
             life, members = epochs.life, epochs.members
             changes.is_over = changes.is_over or within(lambda: lease.beat(keys, life, members))

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import re
 import time
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,7 +15,10 @@ import torch.distributed as dist
 from lab.limits import limit
 from lab.trainees import trainees
 from ringcomm.elastic import hang
+from ringcomm.elastic.epochs import Epochs
 from ringcomm.elastic.hang import FEWEST, USUAL_STEPS, Hang, Progress
+from ringcomm.elastic.process import Process
+from ringcomm.elastic.rendezvous import Record
 from ringcomm.tools.world.state import worlds_in
 
 
@@ -66,7 +71,7 @@ def test_what_is_too_long() -> None:
 def test_one_that_was_stopped_does_not_hang(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its threads did not run either: it has to be given time again once it wakes."""
     clock, ended, keys = Clock(), list[float](), dist.HashStore()
-    monkeypatch.setattr(hang, "end_of_a_hang", ended.append)
+    monkeypatch.setattr(hang, "end_of_a_hang", lambda seconds, _: ended.append(seconds))
     monkeypatch.setattr(hang, "waits_in_an_operation", lambda: False)
     keys.set("waits/here", "1")
     progress = Progress(30.0, clock)
@@ -81,6 +86,39 @@ def test_one_that_was_stopped_does_not_hang(monkeypatch: pytest.MonkeyPatch) -> 
         clock.now += 1.0
         watches.look(keys, "here")
     assert ended[0] == 31.0
+
+
+def test_one_that_was_given_up_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its steps usually take long, so that the others have waited no longer for it."""
+    clock, ended, left = Clock(), list[tuple[float, str]](), list[bool]()
+    monkeypatch.setattr(hang, "end_of_a_hang", lambda *told: ended.append(told))
+    monkeypatch.setattr(hang, "waits_in_an_operation", lambda: False)
+    progress = Progress(30.0, clock)
+    steps(progress, clock, FEWEST, 100.0)
+    watches = Hang(progress, lambda: False, "me", clock)
+    progress.begin()
+    for seconds in range(60):
+        clock.now += 1.0
+        if seconds == 45:
+            left.append(True)
+        watches.look(dist.HashStore(), "here", lambda: bool(left))
+    assert ended[0] == (46.0, "gave it up")
+
+
+def test_the_store_tells_who_is_left() -> None:
+    keys, mine = dist.HashStore(), Process("me", "host", 1)
+    epochs: Any = SimpleNamespace(life=1, epoch=4, me=mine)
+    is_left = partial(Epochs.is_left, epochs, keys)
+    assert not is_left()
+    for life, epoch, members, left in (
+        (1, 4, (), False),
+        (1, 6, (mine,), False),
+        (1, 6, (Process("you", "host", 2),), True),
+        (0, 9, (), False),
+        (2, 0, (), True),
+    ):
+        keys.set("world", Record(life, epoch, True, members).to_text())
+        assert is_left() == left
 
 
 def await_reason(folder: Path, pid: int | None, why: str) -> None:

@@ -15,8 +15,9 @@
 namespace ringcomm::testing {
 namespace {
 
-constexpr uint64_t kArena = 8 << 20;  // of a rank: for operands of a burst, and of timed calls
-constexpr int kBurst = 8;             // operations that are under way at a time
+constexpr uint64_t kBurstBytes = 8 << 20;  // of a rank, for operands of a burst
+constexpr uint64_t kLong = 16 << 20;       // of a message: from there on the memory is the limit
+constexpr int kBurst = 8;                  // operations that are under way at a time
 constexpr auto kPatience = std::chrono::seconds(60);
 
 Api& open(const char* path) {
@@ -32,7 +33,12 @@ Api& open(const char* path) {
 // As MeetingGroup, in memory of the device.
 class DeviceGroup {
  public:
-  DeviceGroup(Api& api, int size) : api_(api), size_(size), control_(api.make_stream()) {
+  // Timed calls take up to 64 MiB on a GPU; simulated, that would take long.
+  DeviceGroup(Api& api, int size)
+      : arena_bytes(api.simulated() ? kBurstBytes : 64 << 20),
+        api_(api),
+        size_(size),
+        control_(api.make_stream()) {
     pinned_ = api.allocate_pinned(bytes());
     abort_ = reinterpret_cast<uint32_t*>(api.allocate_pinned(sizeof(uint32_t)));
     for (Rank rank = 0; rank < size; ++rank) {
@@ -51,6 +57,8 @@ class DeviceGroup {
     for (std::byte* const memory : memory_) copy(memory, pinned_, bytes());
   }
 
+  const uint64_t arena_bytes;  // of a rank, for inputs, and as much for outputs
+  std::byte* output(Rank rank) const { return arena(rank) + arena_bytes; }
   int size() const { return size_; }
   Stream stream(Rank rank) const { return streams_[static_cast<size_t>(rank)]; }
   Members members(Rank rank, int blocks) const {
@@ -103,9 +111,11 @@ class DeviceGroup {
  private:
   static constexpr uint64_t kFlags = (sizeof(Flags) + 4095) / 4096 * 4096;
 
-  uint64_t bytes() const { return kFlags + 2 * kOneShotWindow + lines() + 2 * kArena + kRingBytes; }
+  uint64_t bytes() const {
+    return kFlags + 2 * kOneShotWindow + lines() + 2 * arena_bytes + kRingBytes;
+  }
   uint64_t lines() const { return 2 * static_cast<uint64_t>(size_) * low_latency_bytes(size_) * 2; }
-  std::byte* slots(Rank rank) const { return arena(rank) + 2 * kArena; }
+  std::byte* slots(Rank rank) const { return output(rank) + arena_bytes; }
   std::byte* memory(Rank rank) const { return memory_[static_cast<size_t>(rank)]; }
   void copy(std::byte* to, const std::byte* from, uint64_t bytes) {
     if (bytes == 0) return;
@@ -131,9 +141,9 @@ void run(Api& api, DeviceGroup& group, const Step& step, Rank rank, std::byte* i
 
 // A burst of operations on operands of their own, enqueued rank by rank.
 void check_burst(Api& api, DeviceGroup& group, const std::vector<Step>& steps) {
-  constexpr uint64_t kRoom = kArena / kBurst;
+  constexpr uint64_t kRoom = kBurstBytes / kBurst;
   const auto at = [&](Rank rank, size_t number, bool output) {
-    return group.arena(rank) + (output ? kArena : 0) + number * kRoom;
+    return (output ? group.output(rank) : group.arena(rank)) + number * kRoom;
   };
   for (Rank rank = 0; rank < group.size(); ++rank) {
     for (size_t number = 0; number < steps.size(); ++number) {
@@ -211,7 +221,7 @@ void check_absence(Api& api, DeviceGroup& group) {
   const auto without_last = [&](Algorithm kernel) {
     const Step step = plain_step(group, kernel, 4096);
     for (Rank rank = 0; rank < last; ++rank) {
-      run(api, group, step, rank, group.arena(rank), group.arena(rank) + kArena);
+      run(api, group, step, rank, group.arena(rank), group.output(rank));
     }
   };
   for (const Algorithm kernel : kKernels) {
@@ -239,7 +249,7 @@ double seconds_of(Api& api, DeviceGroup& group, const Step& step, int times) {
     run_threads(group.size(), [&](Rank rank) {
       const OnDevice here(api, 0);
       for (int i = 0; i < count; ++i) {
-        run(api, group, step, rank, group.arena(rank), group.arena(rank) + kArena);
+        run(api, group, step, rank, group.arena(rank), group.output(rank));
       }
     });
     group.finish();
@@ -255,11 +265,11 @@ double checked_seconds(Api& api, DeviceGroup& group, Step& step, int times) {
   set_wanted(step);
   for (Rank rank = 0; rank < group.size(); ++rank) {
     group.write(group.arena(rank), step.inputs[static_cast<size_t>(rank)]);
-    group.write(group.arena(rank) + kArena, Bytes(step.shape.bytes, std::byte{0x5a}));
+    group.write(group.output(rank), Bytes(step.shape.bytes, std::byte{0x5a}));
   }
   const double seconds = seconds_of(api, group, step, times);
   for (Rank rank = 0; rank < group.size(); ++rank) {
-    require_same(group.read(group.arena(rank) + kArena, step.shape.bytes),
+    require_same(group.read(group.output(rank), step.shape.bytes),
                  step.outputs[static_cast<size_t>(rank)],
                  str("what is timed: ", step.shape.bytes, " bytes by ", to_string(step.kernel),
                      ", rank ", rank));
@@ -267,15 +277,28 @@ double checked_seconds(Api& api, DeviceGroup& group, Step& step, int times) {
   return seconds;
 }
 
+// The time in which a device moves what all ranks read and write in an all_reduce: as many bytes as
+// copies of each rank's input do.
+double bound_seconds(Api& api, DeviceGroup& group, uint64_t bytes, int times) {
+  const Stream stream = group.stream(0);
+  const auto go = [&](int count) {
+    for (int i = 0; i < count; ++i) api.copy(stream, group.output(0), group.arena(0), bytes);
+    api.synchronize(stream);
+  };
+  go(5);
+  const auto begin = Clock::now();
+  go(times);
+  const std::chrono::duration<double> took = Clock::now() - begin;
+  return group.size() * took.count() / times;
+}
+
 void time_all(Api& api, DeviceGroup& group, int times) {
   std::vector<Bytes> all;
   Inputs inputs;
   for (Rank rank = 0; rank < group.size(); ++rank) {
-    all.push_back(inputs.make(DType::kFloat32, kArena / 4));
+    all.push_back(inputs.make(DType::kFloat32, group.arena_bytes / 4));
   }
-  for (const uint64_t bytes :
-       {uint64_t{1} << 10, uint64_t{8} << 10, uint64_t{32} << 10, uint64_t{64} << 10,
-        uint64_t{256} << 10, uint64_t{1} << 20, kArena}) {
+  for (uint64_t bytes = 1 << 10; bytes <= group.arena_bytes; bytes *= 4) {
     for (const Algorithm kernel : kKernels) {
       if (room_of(kernel, group.size(), bytes) < bytes) continue;
       Step step = plain_step(group, kernel, bytes);
@@ -285,6 +308,10 @@ void time_all(Api& api, DeviceGroup& group, int times) {
       std::printf("info\tall_reduce of %llu B by %d ranks, %s\t%.2f\tµs\t%s\tlaunches included\n",
                   static_cast<unsigned long long>(bytes), group.size(), to_string(kernel),
                   seconds * 1e6, short_one ? "≤ 10" : "");
+      if (kernel != kByTwoShot || bytes < kLong) continue;
+      std::printf("info\ttwo_shot of %llu B by %d ranks, of the bound by bytes\t%.0f\t%%\t≥ 80\t\n",
+                  static_cast<unsigned long long>(bytes), group.size(),
+                  100 * bound_seconds(api, group, bytes, times) / seconds);
     }
   }
 }
@@ -297,7 +324,7 @@ int run_program(int argc, char** argv) {
   const int operations = argc > 3 ? std::stoi(argv[3]) : 10'000;
   const uint64_t seed = argc > 4 ? std::stoull(argv[4]) : 1;
   check(api, group, operations, seed, 0);
-  check(api, group, operations / 50, seed, kArena / kBurst);
+  check(api, group, operations / 50, seed, kBurstBytes / kBurst);
   check_numbers(api, group);
   check_absence(api, group);
   time_all(api, group, api.simulated() ? 3 : 200);
