@@ -135,7 +135,7 @@ def test_kernels_of_a_device_are_compared(cpp_program: Program) -> None:
     told = [line.partition("\t")[2] for line in lines if line.startswith("pass\t")]
     wanted = ["400 random short", "8 random long", "every number of 8 and 16 bits", "kernels of 2"]
     assert [text.startswith(name) for text, name in zip(told, wanted, strict=True)] == [True] * 4
-    assert sum("all_reduce of 8388608 B" in line for line in lines) == 2
+    assert sum("all_reduce of 4194304 B" in line for line in lines) == 2
 
 
 @pytest.mark.slow
