@@ -370,16 +370,15 @@ FAULTS = (
 
 
 def simulate(seed: int, rule: str = "", tells: bool = False) -> None:
-    """Simulate one seed. Raises AssertionError, with how to see it again."""
+    """Simulate one seed. Raises AssertionError whatever fails, with how to see it again."""
     run = Run(seed)
     try:
         with run.course.stands_in(), without(rule):
             run()
-    except AssertionError as error:
+    except Exception as error:
         options = f"--tell {seed}{f' {rule}' if rule else ''}"
-        raise AssertionError(
-            f"seed {seed}: {error} (python -m lab.membership {options})"
-        ) from error
+        text = f"{error}" if isinstance(error, AssertionError) else repr(error)
+        raise AssertionError(f"seed {seed}: {text} (python -m lab.membership {options})") from error
     finally:
         if tells:
             print("\n".join(run.course.events))

@@ -93,6 +93,7 @@ RULES: dict[str, tuple[Any, str, Any]] = {
     "mates": (Waiting, "meet", nothing),  # those that will wait count before they ask
     "bars": (watch, "BAR_LONGEST", 0.0),  # one that failed to enter is not called for a while
     "forgive": (Bars, "forget", nothing),  # and all is forgotten once it has entered
+    "pardon": (Bars, "pardon", nothing),  # or where another one has ended that failed with it
     "alone": (Bars, "length", lambda self, process: 0.0),  # those that failed come one by one
     "gone": (lease, "are_gone", gone_unread),  # those that see a death tell others
     "lapse": (Lapse, "look", lapsed_unrecorded),  # and so do those that see a lease lapse
@@ -113,6 +114,7 @@ RULES: dict[str, tuple[Any, str, Any]] = {
     "pieces": (Pulse, "step", nothing),  # a guest tells of its progress
     "patient": (Bars, "failures", lambda self, process: 0),  # one that lives is given more time
     "hung": (hang, "end_of_a_hang", nothing),  # a rank that hangs ends
+    "left": (Epochs, "is_left", lambda self, keys: False),  # also when others don't wait any more
     "usual": (hang, "USUAL_STEPS", 0),  # and one does not whose step is only slow
     "stopped": (Progress, "pass_over", nothing),  # or which was stopped as a whole
     "over": (Rendezvous, "_is_over", lambda self: False),  # those that come too late end

@@ -237,9 +237,9 @@ PeerAccess Peers::access(const Subgroup& subgroup) {
     bridged = bridged && info.bridged != 0;
   }
   access.own_devices = own_devices(subgroup);
-  access.bridged = bridged;
-  if (!bridged) bridge_.reset();
-  if (!access.reach && !bridged) {
+  access.bridged = bridged && !subgroup.pair;
+  if (!subgroup.pair && !bridged) bridge_.reset();
+  if (!access.reach && !access.bridged) {
     if (!subgroup.pair && blocks_ > 0) keep_blocks(0);
     return access;
   }

@@ -70,7 +70,10 @@ void announce_device(std::optional<int> device) {
   const bool simulated = device_is_simulated();
   if (!simulated && !(device && cuda_is_served())) return;
   cuda::Api& api = device_api();
-  const cuda::DeviceFacts facts = api.facts(simulated ? api.current_device() : *device);
+  const int index = simulated ? api.current_device() : *device;
+  static std::atomic<int> told{-1};
+  if (told.exchange(index) == index) return;  // asking for its facts takes long
+  const cuda::DeviceFacts facts = api.facts(index);
   Process::get().neighbours().use_device(cuda::hash_of(cuda::salted(facts.uuid, api.salt)));
 }
 

@@ -447,7 +447,7 @@ class Changes:
     def _bar(self, failed: list[Process]) -> None:
         """Let those wait that were lost before they had taken part in a step."""
         for process in failed:
-            seconds = self.watch.bars.bar(process)
+            seconds = self.watch.bars.bar(process, failed)
             if self.epochs.rank == 0:
                 say(
                     f"elastic: {process.host} process {process.pid} did not enter, and is not "

@@ -365,7 +365,7 @@ class Epochs:
         if not keys.check(["world"]):
             return False
         record = Record.from_text(keys.get("world").decode())
-        later = (record.life, record.epoch) > (self.life, self.epoch)
+        later = record.life == self.life and record.epoch > self.epoch
         return later and all(process.uuid != self.me.uuid for process in record.members)
 
     def admission(self) -> Admission:

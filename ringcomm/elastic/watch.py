@@ -58,15 +58,32 @@ class Bars:
         self._clock = clock
         self._until: dict[tuple[str, int], tuple[float, float]] = {}  # the end, and how long it is
         self._failures: dict[tuple[str, int, str], int] = {}  # of processes that live on
+        # The others at its last entrance: all enter together or not at all.
+        self._with: dict[tuple[str, int, str], set[tuple[str, int, str]]] = {}
 
-    def bar(self, process: Process) -> float:
-        """Bar a process from now on; returns for how many seconds."""
+    def bar(self, process: Process, failed: Sequence[Process] = ()) -> float:
+        """Bar a process from now on; returns for how many seconds.
+
+        `failed`: all that entered with it, and itself.
+        """
         key = (process.host, process.rank)
         _, before = self._until.get(key, (0.0, 0.0))
         seconds = min(BAR_LONGEST, before * BAR_GROWS or BAR_SECONDS)
         self._until[key] = (self._clock() + seconds, seconds)
-        self._failures[self._life(process)] = self.failures(process) + 1
+        life = self._life(process)
+        self._failures[life] = self.failures(process) + 1
+        self._with[life] = {self._life(other) for other in failed} - {life}
         return seconds
+
+    def pardon(self, came: list[Process]) -> None:
+        """Bar those no longer that answer, if one that failed with them does not: it has ended.
+
+        Else one that ends whenever it enters would have others barred for as long as itself.
+        """
+        alive = {self._life(process) for process in came}
+        for process in came:
+            if self._with.get(self._life(process), alive) - alive:
+                self._forget(process)
 
     def failures(self, process: Process) -> int:
         """Return how often this very process has failed to enter: started anew, it is another."""
@@ -78,8 +95,12 @@ class Bars:
 
     def forget(self, process: Process) -> None:
         """Begin anew with a process that has entered."""
-        self._until.pop((process.host, process.rank), None)
+        self._forget(process)
         self._failures.pop(self._life(process), None)
+
+    def _forget(self, process: Process) -> None:
+        self._until.pop((process.host, process.rank), None)
+        self._with.pop(self._life(process), None)
 
     def length(self, process: Process) -> float:
         """Return for how many seconds a process was barred at last; 0.0: it has not failed."""
@@ -256,6 +277,7 @@ class Watch:
         # Meanwhile they may have been admitted: one answers each call until it has its welcome.
         if (record := self._leads()) is None or keys is not self._store.ready:
             return
+        self.bars.pardon(came)
         free = [process for process in came if not self.bars.barred(process)]
         free = without(free, record.members)
         if self._unit > 1:

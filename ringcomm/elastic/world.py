@@ -527,15 +527,16 @@ class World:
                 changes.failed(error)
             finally:
                 self._attempts = False
+            if not counts and tracked is not None and not changes.is_spare:
+                tracked.restore()
+            changes.let_go()
+            changes.regroup()
             if changes.is_spare:  # the others go on, and don't come back to this place
                 changes.given_up = (
                     "this rank's unit was broken outside of a step, so it must not go on: start it "
                     "anew to join"
                 )
                 raise Evicted(changes.given_up)
-            if not counts and tracked is not None:
-                tracked.restore()
-            self._after()
             if counts:
                 return result
             if tracked is not None:

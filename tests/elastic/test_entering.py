@@ -69,6 +69,21 @@ def test_one_that_failed_beside_another_enters_alone() -> None:
     assert bars.choose([blamed, innocent, new], 1, 8) == [innocent, new]
 
 
+def test_one_that_ends_as_it_enters_is_blamed_alone() -> None:
+    """Those that entered with it live, answer, and are called at once."""
+    bars = Bars(lambda: 0.0)
+    ends, lives, waits = (Process(name, "host", rank, rank=rank) for rank, name in enumerate("abc"))
+    for process in (ends, lives):
+        bars.bar(process, [ends, lives])
+    bars.pardon([ends, lives, waits])  # no one knows yet whose fault it was
+    assert bars.barred(ends)
+    assert bars.barred(lives)
+    bars.pardon([Process("d", "host", 9, rank=0), lives, waits])
+    assert bars.barred(ends)
+    assert not bars.barred(lives)
+    assert bars.choose([lives, waits], 1, 8) == [lives, waits]
+
+
 def test_one_that_died_while_it_entered_waits() -> None:
     """Started anew it enters, but not at once; another one does not wait for that."""
     with trainees(2, pause=0.02, epochs=1000) as some:

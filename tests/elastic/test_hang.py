@@ -115,7 +115,7 @@ def test_the_store_tells_who_is_left() -> None:
         (1, 6, (mine,), False),
         (1, 6, (Process("you", "host", 2),), True),
         (0, 9, (), False),
-        (2, 0, (), True),
+        (2, 0, (), False),  # this one's life is over, which it learns by itself
     ):
         keys.set("world", Record(life, epoch, True, members).to_text())
         assert is_left() == left

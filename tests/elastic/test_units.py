@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,8 +16,10 @@ import torch.distributed as dist
 
 from lab.limits import seed
 from ringcomm.elastic import units
+from ringcomm.elastic.errors import Evicted
 from ringcomm.elastic.process import Process
 from ringcomm.elastic.waiting import BEGIN_SECONDS, Waiting
+from ringcomm.elastic.world import World
 
 
 def processes(hosts: str) -> list[Process]:
@@ -259,3 +262,14 @@ def test_sizes_that_are_no_multiples(sizes: tuple[int, int, int, int | None], sa
     with pytest.raises(ValueError, match=says):
         units.check(*sizes)
     units.check(2, 1, 4, 6)
+
+
+def test_one_whose_unit_breaks_late_leaves_an_attempt() -> None:
+    """While the members make their next group: it must not come back to this place as a guest."""
+    changes: Any = SimpleNamespace(is_spare=False, commit=lambda: True, let_go=lambda: None)
+    changes.regroup = lambda: setattr(changes, "is_spare", True)
+    mine: Any = SimpleNamespace(_at=changes)
+    calls: list[int] = []
+    with pytest.raises(Evicted, match="was broken outside of a step"):
+        World._repeat(mine, lambda: calls.append(1), None)
+    assert calls == [1]
