@@ -273,6 +273,8 @@ class Oracle:
                 if not standing:
                     raise dist.DistBackendError("every member died before this rank was one")
                 continue
+            if self._rank not in standing:
+                raise dist.DistBackendError("this rank has left")
             missing = set(standing) - meeting.entered.keys()
             if time.now - began > patience:
                 meeting.suspected |= missing

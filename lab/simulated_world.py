@@ -322,7 +322,8 @@ class Course:
     def _end_of_a_hang(self, seconds: float, meanwhile: str) -> None:
         owner = self.time.owner
         self.note(f"hangs for {seconds:.0f} s, and others {meanwhile}")
-        require(owner.more.hangs, "a rank that only waits ends as if it hung")
+        is_left = meanwhile == "gave it up"  # it could not go on in any case
+        require(owner.more.hangs or is_left, "a rank that only waits ends as if it hung")
         self.kill(owner)
 
     def _send(self, state: Any, group: Any, givers: list[int], joiners: list[int]) -> int:
