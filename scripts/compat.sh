@@ -47,7 +47,8 @@ runs() {  # VERSION: 0 when all of it ran, 1 when this torch cannot be used here
         "src-$1/examples/train_digits.py" 2>>"$log" &&
       cd "src-$1" && rm -r ringcomm &&  # what was installed is tested
       "$env/bin/python" -m pytest -q tests/elastic/test_ddp_change.py \
-        tests/elastic/test_sharded.py tests/backend/test_window.py tests/backend/test_torch_hooks.py >>"$log" 2>&1
+        tests/elastic/test_sharded.py tests/elastic/test_units.py tests/backend/test_window.py \
+        tests/backend/test_torch_hooks.py >>"$log" 2>&1
   ) || { tail -15 "$log" >&2; return 2; }
 }
 

@@ -29,6 +29,7 @@ from ringcomm.elastic.unit_groups import UnitGroups
 from ringcomm.elastic.world import World
 from ringcomm.options import checked_timeout
 
+OLDEST = (2, 13)  # of torch for units: FSDPModule.reset_iter_state(), new_group(sort_ranks)
 UNNAMED = "run"  # the name of a job that has none
 LOCAL_RANKS = ("LOCAL_RANK", "SLURM_LOCALID", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID")
 # The reasons for srun to stop live ranks: the variable, slurm.conf's default for it, and when.
@@ -102,6 +103,11 @@ def join(
 def _groups(unit: int, options: Options, device: torch.device) -> UnitGroups | None:
     if unit == 1:
         return None
+    if tuple(map(int, torch.__version__.split(".")[:2])) < OLDEST:
+        raise ValueError(
+            f"unit={unit}: units need torch 2.13 or newer, which can take up a sharded model after "
+            f"a step that was cut short; this is torch {torch.__version__}"
+        )
     if dist.get_debug_level() is dist.DebugLevel.DETAIL:
         raise ValueError(
             "TORCH_DISTRIBUTED_DEBUG=DETAIL makes a Gloo group beside each of a unit's, which no "

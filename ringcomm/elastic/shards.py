@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from ringcomm.elastic.unit_groups import UnitGroups
 
 LARGE_BYTES = 1 << 20  # gradients from here on are averaged where they lie, smaller ones together
-OLDEST = (2, 13)  # of torch: FSDPModule.reset_iter_state()
 
 
 # ---- a rank's part
@@ -177,11 +176,6 @@ def check(name: str, module: nn.Module, groups: UnitGroups | None) -> None:
                 "world.mesh"
             )
         return
-    if tuple(map(int, torch.__version__.split(".")[:2])) < OLDEST:
-        raise ValueError(
-            f"{name!r}: sharded models need torch 2.13 or newer for a step that is cut short, and "
-            f"this is {torch.__version__}"
-        )
     if not meshes and any(parameter.requires_grad for parameter in module.parameters()):
         raise ValueError(
             f"{name!r} is not sharded, in a world of units of {groups.size}: shard it over "

@@ -31,8 +31,13 @@ from lab.sharded import KINDS, Part, by_epochs, churn, model_of, train
 from lab.trainee import Log
 from lab.trainees import Event
 from ringcomm import elastic
-from ringcomm.elastic import journal
+from ringcomm.elastic import joining, journal
 from ringcomm.elastic.promises import judge
+
+pytestmark = pytest.mark.skipif(
+    tuple(map(int, torch.__version__.split(".")[:2])) < joining.OLDEST,
+    reason="units need torch 2.13: see tests/elastic/test_units.py",
+)
 
 AT, GROWS, STEPS = 4, 7, 10
 

@@ -12,10 +12,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 import torch.distributed as dist
 
 from lab.limits import seed
-from ringcomm.elastic import units
+from ringcomm import Options
+from ringcomm.elastic import joining, units
 from ringcomm.elastic.errors import Evicted
 from ringcomm.elastic.process import Process
 from ringcomm.elastic.waiting import BEGIN_SECONDS, Waiting
@@ -262,6 +264,14 @@ def test_sizes_that_are_no_multiples(sizes: tuple[int, int, int, int | None], sa
     with pytest.raises(ValueError, match=says):
         units.check(*sizes)
     units.check(2, 1, 4, 6)
+
+
+def test_units_need_a_torch_that_can_take_up_a_sharded_model(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("torch.__version__", "2.12.1+cpu")
+    with pytest.raises(ValueError, match=r"unit=2: units need torch 2.13 .* this is torch 2.12.1"):
+        joining._groups(2, Options(), torch.device("cpu"))
 
 
 def test_one_whose_unit_breaks_late_leaves_an_attempt() -> None:
