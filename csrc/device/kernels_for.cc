@@ -13,7 +13,7 @@ using enum Collective;
 constexpr double kHandOverSeconds = 15e-6, kTurn = 1e-6, kRingByte = 1e-11, kCrowd = 2,
                  kLoads = 1.5;
 // Flags in the data double its bytes, and lines are loaded 16 bytes at a time, all over again until
-// the last one has come: by NCCL's table its own such kernel ends to be the fastest near 15 KiB.
+// the last one has come. NCCL's own kernel of this kind stops being the fastest near 15 KiB.
 constexpr double kLines = 5;
 
 // The part of `from`'s input that `to` gets. all_to_all: `rank` is either of them, and knows its
@@ -145,7 +145,7 @@ DeviceLink link_of(bool nvlink, int capability, int blocks) {
   link.nvlink = nvlink;
   if (!nvlink) return link;
   link.flag = 1.8e-6;
-  // Others' two-shot kernels had 251 to 254 GB/s on eight H100. The rest is as much of each link.
+  // Others' two-shot kernels had 251 to 254 GB/s on eight H100. Others are scaled alike.
   link.byte_time = 1e-9 / (capability >= 100  ? 500
                            : capability >= 90 ? 250
                            : capability >= 80 ? 170

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import email
 import zipfile
-from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from typing import Any
 
@@ -12,15 +11,11 @@ import pytest
 
 import ringcomm
 from lab import ROOT
+from lab.scripts import load
 
 
 def script(name: str) -> Any:
-    spec = spec_from_file_location(name, ROOT / "scripts" / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load(ROOT / "scripts" / f"{name}.py")
 
 
 def packed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import sysconfig
-from importlib.util import module_from_spec, spec_from_file_location
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,22 +12,16 @@ import pytest
 import setuptools
 
 from lab import ROOT
+from lab.scripts import load
+
+SETUP = ROOT / "setup.py"
 
 
 @pytest.fixture
 def script(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Load setup.py without building anything."""
     monkeypatch.setattr(setuptools, "setup", lambda **words: None)
-    return load
-
-
-def load() -> Any:
-    spec = spec_from_file_location("setup_script", ROOT / "setup.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return partial(load, SETUP)
 
 
 def test_pages_elsewhere_need_whole_addresses(script: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -74,7 +68,7 @@ def test_no_torch(script: Any, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_extra_for_cuda_is_of_this_version(monkeypatch: pytest.MonkeyPatch) -> None:
     told: dict[str, Any] = {}
     monkeypatch.setattr(setuptools, "setup", told.update)
-    module = load()
+    module = load(SETUP)
     assert told["extras_require"]["cuda"] == [f"ringcomm-cuda=={module.version()}"]
 
 
