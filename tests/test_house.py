@@ -161,6 +161,12 @@ def test_words_that_are_not_used() -> None:
     assert not wrong
 
 
+def test_ranks_compare_good_hashes() -> None:
+    """torch's and Boost's way to combine hashes collides for small numbers: use mix()."""
+    weak = r"\bget_hash\b|\bhash_combine\b|c10/util/hash"
+    assert [short(path) for path in CSRC if re.search(weak, path.read_text())] == []
+
+
 def test_macros() -> None:
     wrong = [
         f"{short(path)} defines {name}"

@@ -84,6 +84,10 @@ inline uint64_t mix(uint64_t hash, const std::vector<uint64_t>& values) {
   for (const uint64_t value : values) hash = mix(hash, value);
   return hash;
 }
+inline uint64_t mix(uint64_t hash, std::initializer_list<uint64_t> values) {
+  for (const uint64_t value : values) hash = mix(hash, value);
+  return hash;
+}
 
 // Returns where a rank's part begins: parts lie in rank order.
 uint64_t offset_of(const std::vector<uint64_t>& parts, Rank rank);

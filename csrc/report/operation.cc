@@ -133,11 +133,10 @@ Descriptor make_descriptor(const MessageKind& message) {
 }
 
 uint64_t message_terms(const Descriptor& message) {
-  static_assert(kDTypes <= 32);
   const uint64_t dtype = message.words[kKind] >> 8 & 0xff;
   const uint64_t bytes = message.words[kCount] * size_of(static_cast<DType>(dtype));
-  const uint64_t tag = (message.words[kSplits] ^ message.words[kLayout]) & 0x7f;
-  return dtype << 43 | tag << 36 | (bytes & kMessageBytes);
+  const uint64_t hash = mix(0, {bytes, dtype, message.words[kSplits], message.words[kLayout]});
+  return hash >> 46 << 30 | std::min(bytes, kMessageBytes);
 }
 
 uint64_t hash_of(const Descriptor& descriptor) {

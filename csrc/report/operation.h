@@ -80,9 +80,9 @@ struct MessageKind {
 Descriptor make_descriptor(const MessageKind& message);
 // Tags from here on are those of windows (message/mailbox.h). Programs have none of them.
 inline constexpr uint32_t kWindowTags = uint32_t{1} << 31;
-// Packs the terms on which both sides of a message must agree into 48 bits: type, tag, and the last
-// bits of the size.
-inline constexpr uint64_t kMessageBytes = (uint64_t{1} << 36) - 1;
+// Packs the terms on which both sides of a message must agree into 48 bits: its size, where that is
+// below kMessageBytes, and above it a hash of the size, type, tag and layout.
+inline constexpr uint64_t kMessageBytes = (uint64_t{1} << 30) - 1;
 uint64_t message_terms(const Descriptor& message);
 
 // Returns "all_reduce float32[500000] SUM", "broadcast float32[10] root 0", or "recv float32[10]

@@ -73,11 +73,15 @@ void DeviceGroup::compare(const Pending& message) const {
   const uint64_t other = area(peer).message(transport_.rank(), !sending, number).load();
   const uint64_t terms = message_terms(message.operation);
   if (other >> 48 != (number & 0xffff) || other == (number << 48 | terms)) return;
-  const uint64_t bytes = other & kMessageBytes;
-  const std::string what =
-      bytes == (terms & kMessageBytes) ? "another type or tag" : str(bytes, " bytes");
-  throw MismatchError(str(to_text(message.operation), ": it has ", terms & kMessageBytes,
-                          " bytes, and rank ", peer, sending ? " receives " : " sends ", what,
+  const uint64_t mine = terms & kMessageBytes, theirs = other & kMessageBytes;
+  const auto text = [](uint64_t bytes) {
+    return bytes == kMessageBytes ? std::string("at least 1 GiB") : str(bytes, " bytes");
+  };
+  const std::string what = theirs != mine          ? text(theirs)
+                           : mine == kMessageBytes ? "another size, type or tag"
+                                                   : "another type or tag";
+  throw MismatchError(str(to_text(message.operation), ": it has ", text(mine), ", and rank ", peer,
+                          sending ? " receives " : " sends ", what,
                           ": between devices messages are matched in the order of the calls"));
 }
 

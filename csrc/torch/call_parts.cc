@@ -1,5 +1,4 @@
 #include <ATen/ATen.h>
-#include <c10/util/hash.h>
 
 #include <torch/csrc/distributed/c10d/Utils.hpp>
 
@@ -165,10 +164,13 @@ void compare(Operation& operation, at::TensorList tensors, bool in_place) {
   if (several) operation.purpose = Purpose::kSeveral;
   for (const at::Tensor& tensor : tensors) {
     const uint64_t layout = in_place ? layout_of(tensor) : 0;
-    const at::ScalarType type = tensor.scalar_type();
-    if (!several && layout == 0 && dtype_of(type)) return;
-    operation.layout = c10::get_hash(operation.layout, several ? tensor.numel() : 0,
-                                     static_cast<int>(type), layout);
+    const auto type = static_cast<uint64_t>(tensor.scalar_type());
+    if (!several && layout == 0) {
+      if (!dtype_of(tensor.scalar_type())) operation.layout = type;  // as it is: words may be short
+      return;
+    }
+    const uint64_t count = several ? static_cast<uint64_t>(tensor.numel()) : 0;
+    operation.layout = mix(operation.layout, {count, type, layout});
   }
 }
 

@@ -29,8 +29,11 @@ class SparseSum {
     call.collective = Collective::kAllReduce;
     call.dtype = movable_dtype(input_.scalar_type());
     call.op = average_ ? ReduceOp::kAvg : ReduceOp::kSum;
-    call.layout =
-        c10::get_hash(input_.sizes(), input_.sparse_dim(), static_cast<int>(input_.scalar_type()));
+    call.layout = mix(static_cast<uint64_t>(input_.scalar_type()),
+                      static_cast<uint64_t>(input_.sparse_dim()));
+    for (const int64_t size : input_.sizes()) {
+      call.layout = mix(call.layout, static_cast<uint64_t>(size));
+    }
     make_part(operation, std::move(call), Purpose::kSparse);
     return operation;
   }

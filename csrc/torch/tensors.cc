@@ -3,7 +3,6 @@
 #include <ATen/ATen.h>
 #include <ATen/MemoryOverlap.h>
 #include <ATen/core/LegacyTypeDispatch.h>
-#include <c10/util/hash.h>
 
 #include "torch/options.h"
 
@@ -74,10 +73,11 @@ uint64_t layout_of(const at::Tensor& tensor) {
   if (tensor.is_contiguous() || !is_plain(tensor) || !tensor.is_non_overlapping_and_dense()) {
     return 0;
   }
-  size_t hash = 0;
+  uint64_t hash = 0;
   for (int64_t i = 0; i < tensor.dim(); ++i) {
     if (tensor.size(i) == 1) continue;  // its stride means nothing
-    hash = c10::get_hash(hash, tensor.size(i), tensor.stride(i));
+    hash =
+        mix(hash, {static_cast<uint64_t>(tensor.size(i)), static_cast<uint64_t>(tensor.stride(i))});
   }
   return hash | 1;
 }

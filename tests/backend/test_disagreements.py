@@ -238,6 +238,20 @@ def test_ranks_that_disagree_are_told(three: Ranks, way: str, name: str) -> None
     assert not problems, "\n".join(problems)
 
 
+def test_types_that_change_places_are_told(three: Ranks) -> None:
+    """Each list has as many bytes, in tensors of the same sizes."""
+    name, types = "all_gather_single of a list", (torch.float32, torch.int32, torch.uint8)
+    cuts = [(150, 50, 100), (50, 150, 100), (1, 2, 3), (64, 64, 64), (1, 1, 1)]
+    lists = [Given(0, 3, cut=cut, types=types) for cut in cuts]
+    others = [replace(a, types=(types[1], types[0], types[2])) for a in lists]
+    cases = [
+        (str(a.cut), [(name, b), (name, a), (name, a)]) for a, b in zip(lists, others, strict=True)
+    ]
+    for outcome in three(try_all, "types change places", {}, cases, seconds=120):
+        assert outcome.get("wrong") == [], outcome
+        assert all(TOLD.search(text) for _, text in outcome["errors"]), outcome["errors"]
+
+
 @pytest.mark.parametrize("way", WAYS)
 def test_where_ranks_may_differ_results_are_right(three: Ranks, way: str) -> None:
     cases = [freedom(seed() + i, n, MOST.get(way, COUNTS[-1])) for n in CALLS for i in range(2)]

@@ -308,9 +308,10 @@ def await_state(folder: Path, what: Any) -> State:
 
 
 def log_of(errors: Path) -> list[str]:
-    """Return ringcomm's lines, but for a guest's own, and for checkpoints on a slow disk."""
+    """Return ringcomm's lines, but for a guest's own, and for warnings that a machine is slow."""
     lines = [line for line in errors.read_text().splitlines() if line.startswith("ringcomm")]
-    return [line for line in lines if not re.search("admitted at world.track|is left out", line)]
+    others = "admitted at world.track|is left out|WARNING"
+    return [line for line in lines if not re.search(others, line)]
 
 
 def test_a_world_is_seen(tmp_path: Path) -> None:
@@ -338,8 +339,7 @@ def test_a_world_is_seen(tmp_path: Path) -> None:
         assert [who["pid"] for who in state.stats["members"]] == [pids[1], some.processes[4].pid]
         assert state.stats["history"][-1]["lost"][0]["pid"] == pids[0]
         check_end(some, folder)
-        # A machine that is busy may warn of waits.
-        said = [line for line in log_of(errors) if "WARNING" not in line]
+        said = log_of(errors)
         assert len(said) == 5, "\n".join(said)
         assert all("elastic: going on with" in line for line in said), "\n".join(said)
 

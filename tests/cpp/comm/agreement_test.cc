@@ -215,11 +215,33 @@ void builds() {
   }
 }
 
+// Lists of tensors are told apart by a hash of their sizes and types. Those are small numbers, for
+// which hashes that add and shift collide: float32[150], int32[50], uint8[100] with its first two
+// types exchanged had the same one.
+void hashes() {
+  std::vector<std::array<uint64_t, 3>> tensors;  // elements, type, layout
+  for (const uint64_t count : {1, 2, 3, 4, 50, 64, 100, 128, 150, 1000, 1024}) {
+    for (uint64_t type = 0; type < 8; ++type) tensors.push_back({count, type, 0});
+  }
+  std::vector<uint64_t> all;
+  all.reserve(tensors.size() * tensors.size() * tensors.size());
+  for (const auto& [a, b, c] : tensors) {
+    const uint64_t first = mix(0, {a, b, c});
+    for (const auto& [d, e, f] : tensors) {
+      const uint64_t second = mix(first, {d, e, f});
+      for (const auto& [g, h, i] : tensors) all.push_back(mix(second, {g, h, i}));
+    }
+  }
+  std::ranges::sort(all);
+  require(std::ranges::adjacent_find(all) == all.end(), "two lists have the same hash");
+}
+
 std::vector<Check> all_checks() {
   return {{"algorithms_differ/2", [] { algorithms_differ(2); }},
           {"algorithms_differ/3", [] { algorithms_differ(3); }},
           {"terms_differ", terms_differ},
           {"requests", requests},
+          {"hashes", hashes},
           {"builds", builds}};
 }
 
