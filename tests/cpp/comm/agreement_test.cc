@@ -190,7 +190,7 @@ class OtherBuild final : public Store {
     const std::string text = store_.get(key);
     const auto is_card = [&](Rank rank) { return key.ends_with(str("/card/", rank)); };
     if (text.starts_with('!') || std::ranges::none_of(others_, is_card)) return text;
-    return "123456789abc" + text.substr(text.find(' '));
+    return "1.0.0-123456789abc" + text.substr(text.find(' '));
   }
   int64_t add(const std::string& key, int64_t amount) override { return store_.add(key, amount); }
 
@@ -207,7 +207,7 @@ void builds() {
       const std::vector<Rank> rest = {(odd + 1) % 3, (odd + 2) % 3};
       OtherBuild mine(store, rank == odd ? rest : std::vector<Rank>{odd});
       const std::string text = meet_with(mine, rank, 3, {}, agreed);
-      require(text.find("has build 123456789abc") != std::string::npos &&
+      require(text.find("has build 1.0.0-123456789abc") != std::string::npos &&
                   text.find("of ringcomm, and rank") != std::string::npos &&
                   text.find("install the same version everywhere") != std::string::npos,
               "rank ", rank, ": ", text);
