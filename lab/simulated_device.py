@@ -64,7 +64,7 @@ class SimulatedMemory:
         self.library.ringcomm_sim_release.argtypes = [ctypes.c_void_p]
         self.library.ringcomm_sim_used.restype = ctypes.c_uint64
         self.library.ringcomm_sim_remap.argtypes = [ctypes.c_void_p, ctypes.c_uint64]
-        for name in ("copies", "copied", "pinned", "asked"):
+        for name in ("copies", "copied", "pinned", "asked", "lost_slices"):
             getattr(self.library, f"ringcomm_sim_{name}").restype = ctypes.c_uint64
 
     def empty(self, count: int) -> torch.Tensor:
@@ -94,6 +94,10 @@ class SimulatedMemory:
     def asked(self) -> int:
         """How many calls of the driver's asked about memory."""
         return int(self.library.ringcomm_sim_asked())
+
+    def lost_slices(self) -> int:
+        """How many slices of time have ended while kernels of this process waited."""
+        return int(self.library.ringcomm_sim_lost_slices())
 
     def remap(self, tensor: torch.Tensor) -> None:
         """Put other memory behind its addresses, as torch's expandable segments do."""

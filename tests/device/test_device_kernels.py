@@ -237,18 +237,21 @@ def in_pairs(rank: Rank, life: str, settings: dict[str, str]) -> Outcome:
         assert tensor.eq(4 * (rank.index // 2) + 1).all()
         if rank.index < 2:
             dist.barrier()
-        return {"kernel": algorithm_in(mine.group_name)}
+        lost = SimulatedMemory().lost_slices()
+        return {"kernel": algorithm_in(mine.group_name), "lost": lost}
 
     return on_device(rank, life, settings, body)
 
 
-def test_kernels_wait_for_no_rank_that_takes_turns_with_others(four: Ranks) -> None:
+def test_kernels_wait_for_no_rank_that_takes_turns_with_others(four: Ranks, tmp_path: Path) -> None:
     """A group with a device for each of its ranks, but ranks outside of it use these, too."""
     for outcome in four(in_pairs, "own", OWN):
         assert outcome.get("kernel") == "low_latency", outcome
     shared = {"RINGCOMM_SIM_DEVICES": "2", "RINGCOMM_SIM_ROTATE": "0,1,0,1"}
+    shared["RINGCOMM_SIM_SLICES"] = str(tmp_path)
     for outcome in four(in_pairs, "shared", shared):
         assert outcome.get("kernel") == "hand_over", outcome
+        assert outcome["lost"] == 0
         assert "ranks outside of this group use these devices, too" in outcome["log"]
 
 

@@ -5,8 +5,10 @@ The simulated device counts copies. None is made where tensors are mapped.
 
 from __future__ import annotations
 
+import ctypes
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -93,8 +95,32 @@ def few_commands(rank: Rank, memory: SimulatedMemory) -> str:
     return "the call waited" if took > 0.7 and rank.index != 2 else ""
 
 
+def takes_turns(rank: Rank, memory: SimulatedMemory) -> int:
+    """Return how many slices of time kernels waited away."""
+    tensors = [memory.empty(rank.size * COUNT) for _ in range(2)]
+    for call in CALLS.values():
+        for number in range(3):
+            tensors[0].fill_(rank.index + number)
+            call(rank, *tensors)
+    short = memory.empty(100).fill_(rank.index)
+    dist.all_reduce(short)
+    assert short.eq(sum(range(rank.size))).all()
+    return memory.lost_slices()
+
+
+def denies(rank: Rank, memory: SimulatedMemory) -> int:
+    """Have each rank take the device for one of its own, so that kernels wait for one another."""
+    memory.library.ringcomm_device_salt(ctypes.c_uint8(1 + rank.index))
+    tensor = memory.empty(100)
+    for number in range(5):
+        tensor.fill_(rank.index + number)
+        dist.all_reduce(tensor)
+        assert tensor.eq(sum(range(rank.size)) + rank.size * number).all()
+    return memory.lost_slices()
+
+
 CASES: dict[str, Callable[[Rank, SimulatedMemory], Any]] = {
-    case.__name__: case for case in (copies, short_messages, few_commands)
+    case.__name__: case for case in (copies, short_messages, few_commands, takes_turns, denies)
 }
 
 
@@ -116,3 +142,10 @@ def test_a_short_message_waits_for_nobody(three: Ranks) -> None:
 def test_a_long_operation_is_few_commands(three: Ranks) -> None:
     settings = {"RINGCOMM_SIM_COMMANDS": "100"}  # each word counts, and each round of 12 MiB
     assert answers(three(run, "few_commands", settings)) == [""] * 3
+
+
+def test_no_slice_is_spent_on_waiting(three: Ranks, tmp_path: Path) -> None:
+    slices = {"RINGCOMM_SIM_SLICES": str(tmp_path)}
+    assert answers(three(run, "takes_turns", slices)) == [0] * 3
+    # Where kernels do wait, the results are right, but a wait lasts until its slice is over.
+    assert sum(answers(three(run, "denies", slices))) >= 5

@@ -8,6 +8,7 @@
 #include "sim/arguments.h"
 #include "sim/kernels_host.h"
 #include "sim/sim_process.h"
+#include "sim/sim_slices.h"
 
 namespace ringcomm::sim {
 namespace {
@@ -16,6 +17,15 @@ using namespace cuda;
 
 constexpr int kRuntime = 13000;  // CUDA 13.0
 constexpr const char* kLaunch = "cudaLaunchKernel";
+
+class KernelMemory final : public Memory {
+ public:
+  explicit KernelMemory(Slices* slices) : slices_(slices) {}
+  void pause() override { slices_ ? slices_->pause() : Memory::pause(); }
+
+ private:
+  Slices* const slices_;
+};
 
 class SimApi final : public Api {
  public:
@@ -245,7 +255,7 @@ class SimApi final : public Api {
       *operand = reinterpret_cast<uint64_t>(at);
     }
     to_host(host.abort, sizeof *host.abort, true);
-    enqueue_kernel(stream, to_host, [host]() mutable {
+    enqueue_kernel(stream, to_host, [host](Memory& memory) mutable {
       if (host.abort != nullptr && std::atomic_ref(const_cast<uint32_t&>(*host.abort)) != 0) return;
       // Now they are filled in; they may be addresses of registered memory, too.
       const auto host_side = [](LeaderSlot& slot) {
@@ -259,7 +269,7 @@ class SimApi final : public Api {
         host_side(slots[i]);
         host.slot[i] = &slots[i];
       }
-      run_leader(host);
+      run_leader(host, memory);
     });
   }
 
@@ -312,7 +322,7 @@ class SimApi final : public Api {
     auto host = args;
     Addresses to_host = arguments();
     set_host_side(to_host, host);
-    enqueue_kernel(stream, to_host, [host] { run_blocks(host); });
+    enqueue_kernel(stream, to_host, [host](Memory& memory) { run_blocks(host, memory); });
   }
   Entered enter(const char* call) const {
     if (options_.driver < kRuntime) {
@@ -377,14 +387,20 @@ class SimApi final : public Api {
   // Addresses in a kernel's arguments: a call of it puts the host's address in their place.
   Addresses arguments() const { return {kLaunch, enter(kLaunch)->memory}; }
 
-  void enqueue_kernel(Stream stream, const Addresses& addresses, std::function<void()> kernel) {
+  void enqueue_kernel(Stream stream, const Addresses& addresses,
+                      std::function<void(Memory&)> kernel) {
     const Entered process = enter(kLaunch);
     const auto target = process->streams.find(kLaunch, stream, device_of_thread);
     if (target->device != device_of_thread) {
       throw DeviceError("cudaLaunchKernel: invalid resource handle");
     }
     load_kernels();
-    enqueue(target, addresses, std::move(kernel));
+    const auto slices = Slices::of(options_.slices, card_of(device_of_thread));
+    enqueue(target, addresses, [slices, kernel = std::move(kernel)] {
+      const Slice slice(slices);
+      KernelMemory memory(slices.get());
+      kernel(memory);
+    });
   }
 
   int card_of(int device) const { return (device + options_.rotate) % options_.devices; }

@@ -35,10 +35,11 @@ void* ringcomm_sim_allocate(uint64_t bytes);
 void ringcomm_sim_release(void* block);
 // Releases the segments that have no block, and returns how many those were.
 uint64_t ringcomm_sim_empty_cache();
-uint64_t ringcomm_sim_used();    // used_bytes() of device 0
-uint64_t ringcomm_sim_copies();  // copies()
-uint64_t ringcomm_sim_copied();  // copied()
-uint64_t ringcomm_sim_asked();   // calls of the driver's that asked about memory
+uint64_t ringcomm_sim_used();         // used_bytes() of device 0
+uint64_t ringcomm_sim_copies();       // copies()
+uint64_t ringcomm_sim_copied();       // copied()
+uint64_t ringcomm_sim_asked();        // calls of the driver's that asked about memory
+uint64_t ringcomm_sim_lost_slices();  // lost_slices()
 // The memory of a block, of chunks, gives way to other memory at the same addresses.
 void ringcomm_sim_remap(void* block, uint64_t bytes);
 uint64_t ringcomm_sim_pinned();  // pinned_bytes()

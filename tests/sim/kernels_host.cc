@@ -200,9 +200,8 @@ namespace ringcomm::sim {
 
 using namespace cuda;
 
-void run_leader(const LeaderArgs& args) {
+void run_leader(const LeaderArgs& args, Memory& memory) {
   constexpr int kBlocks = 3;
-  Memory memory;
   for (int i = 0; i < kBlocks * args.parts; ++i) {
     Shared shared(1);
     Context context(i % kBlocks, kBlocks, memory, shared, 0, i / kBlocks);
@@ -211,14 +210,13 @@ void run_leader(const LeaderArgs& args) {
 }
 
 template <class Args>
-void run_blocks(const Args& args) {
-  Memory memory;
+void run_blocks(const Args& args, Memory& memory) {
   for (int block = 0; block < args.members.blocks; ++block) run_block(args, block, memory);
 }
-template void run_blocks(const TwoShotArgs&);
-template void run_blocks(const OneShotArgs&);
-template void run_blocks(const LowLatencyArgs&);
-template void run_blocks(const RingArgs&);
+template void run_blocks(const TwoShotArgs&, Memory&);
+template void run_blocks(const OneShotArgs&, Memory&);
+template void run_blocks(const LowLatencyArgs&, Memory&);
+template void run_blocks(const RingArgs&, Memory&);
 
 template <class Args>
 void run_block(const Args& args, int block, Memory& memory, int members) {

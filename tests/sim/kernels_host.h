@@ -43,9 +43,9 @@ class Memory {
 };
 
 // All blocks, one after the other, on the calling thread.
-void run_leader(const cuda::LeaderArgs& args);
+void run_leader(const cuda::LeaderArgs& args, Memory& memory);
 template <class Args>
-void run_blocks(const Args& args);
+void run_blocks(const Args& args, Memory& memory);
 
 // One block, for tests. `members` threads of the host are its threads, all at once; with 1 the
 // calling thread is each of them in turn, which finds no fault between threads of one block.

@@ -92,6 +92,7 @@ SimOptions SimOptions::from_environment() {
   if (const char* most = std::getenv("CUDA_DEVICE_MAX_CONNECTIONS")) {
     options.connections = std::clamp(std::strtoul(most, nullptr, 10), 1UL, 32UL);
   }
+  options.slices = reader.text("SLICES", "");
   reader.flag("STAND_INS", options.stand_ins);
   if (reader.text("DRIVER", "") == "none") {
     options.driver = 0;

@@ -13,6 +13,8 @@
 // SAME_IDS      0      1: a chunk that takes another's place also takes its id
 // COMMANDS      1000   a connection takes so many that have not begun, then enqueuing blocks; how
 //                      many connections streams share says CUDA_DEVICE_MAX_CONNECTIONS
+// SLICES               a folder for locks: kernels of one process at a time use a card, by time
+//                      slices; without it, they run side by side, as under MPS
 // STAND_INS     1      tensors of the CPU count as those of a device; 0: they stay on the host, and
 //                      torch has tensors of this device (torch_cuda.cc)
 // RANK                 what stands below concerns only the process whose RANK is this
@@ -32,6 +34,7 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
 
 namespace ringcomm::sim {
 
@@ -50,6 +53,7 @@ struct SimOptions {
   bool same_ids = false;
   uint64_t commands = 1000;
   uint64_t connections = 8;
+  std::string slices;
   bool stand_ins = true;
 
   Ipc ipc = Ipc::kWorks;

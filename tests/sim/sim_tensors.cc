@@ -12,6 +12,7 @@
 #include "sim/api_sim.h"
 #include "sim/sim_memory.h"
 #include "sim/sim_process.h"
+#include "sim/sim_slices.h"
 
 namespace ringcomm::sim {
 namespace {
@@ -136,6 +137,9 @@ extern "C" {
 [[gnu::visibility("default")]] uint64_t ringcomm_sim_copied() { return ringcomm::sim::copied(); }
 [[gnu::visibility("default")]] uint64_t ringcomm_sim_asked() {
   return ringcomm::sim::Process::get().asked;
+}
+[[gnu::visibility("default")]] uint64_t ringcomm_sim_lost_slices() {
+  return ringcomm::sim::lost_slices();
 }
 [[gnu::visibility("default")]] void ringcomm_sim_remap(void* block, uint64_t bytes) {
   ringcomm::sim::call([&](auto& all) { all.remap(static_cast<std::byte*>(block), bytes); });

@@ -54,8 +54,10 @@ void every_pair_equals_reduce() {
         for (int repeat = 0; repeat < 3; ++repeat, ++variant) {
           const int ranks = variant % 11 == 0 ? 200 : static_cast<int>(sources);
           const Reduction what{pair.dtype, pair.op, ranks, 1};
-          check_operands(reduced(what, made), made, what, variant,
-                         [](LeaderArgs& args) { sim::run_leader(args); });
+          check_operands(reduced(what, made), made, what, variant, [](LeaderArgs& args) {
+            sim::Memory memory;
+            sim::run_leader(args, memory);
+          });
         }
       }
     }
@@ -188,7 +190,8 @@ struct LeaderCase {
     const uint64_t longest = *std::max_element(args.length, args.length + args.parts);
     for (args.round = 0; args.round < longest; args.round += args.unit) {
       stage(false);
-      sim::run_leader(args);
+      sim::Memory memory;
+      sim::run_leader(args, memory);
       stage(true);
     }
   }
