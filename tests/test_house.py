@@ -162,7 +162,7 @@ def test_words_that_are_not_used() -> None:
 
 
 def test_ranks_compare_good_hashes() -> None:
-    """torch's and Boost's way to combine hashes collides for small numbers: use mix()."""
+    """By mix(), because hashes that torch or Boost combine collide for small numbers."""
     weak = r"\bget_hash\b|\bhash_combine\b|c10/util/hash"
     assert [short(path) for path in CSRC if re.search(weak, path.read_text())] == []
 
