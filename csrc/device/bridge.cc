@@ -36,6 +36,7 @@ void Bridge::offer(int node) {
 }
 
 void Bridge::open() {
+  if (at(context_.transport.rank()) == nullptr) throw DeviceError("no memory for the ring");
   for (Rank peer = 0; peer < context_.transport.size(); ++peer) {
     if (peer == context_.transport.rank()) continue;
     const Fd memory = context_.transport.take(peer, kNumber);
