@@ -1,14 +1,15 @@
 #!/usr/bin/env bash
 # Tries a wheel on a Debian that has nothing but Python: no compiler, no OpenSSL headers.
-#   scripts/clean_room.sh SUITE WHEEL [TORCH]      as root, with debootstrap
-# SUITE is bookworm (Python 3.11), trixie (3.13) or another one; TORCH is 2.13.0 without it. Counts
-# the seconds from `pip install` to the first sum of two ranks, runs the doctor, uninstalls, and
-# looks whether something was left. PIP_ARGS is given to pip, MIRROR to debootstrap, and the
-# folders that FOLDERS names can be seen inside. The room stays in build/rooms for the next time.
+#   scripts/clean_room.sh SUITE WHEEL [TORCH [CUDA_WHEEL]]      as root, with debootstrap
+# SUITE is bookworm (Python 3.11), trixie (3.13) or another one; TORCH is 2.13.0 without it, and a
+# CUDA_WHEEL, of ringcomm-cuda, is installed with the other one. Counts the seconds from
+# `pip install` to the first sum of two ranks, runs the doctor, uninstalls, and looks whether
+# something was left. PIP_ARGS is given to pip, MIRROR to debootstrap, and the folders that FOLDERS
+# names can be seen inside. The room stays in build/rooms for the next time.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-suite=$1 wheel=$(realpath "$2") torch=${3:-2.13.0}
+suite=$1 wheel=$(realpath "$2") torch=${3:-2.13.0} cuda=${4:+$(realpath "$4")}
 room=$PWD/build/rooms/$suite
 if [ ! -e "$room/ready" ]; then
   mkdir -p "$room"
@@ -20,7 +21,9 @@ if [ ! -e "$room/ready" ]; then
 fi
 cp /etc/resolv.conf "$room/etc/"
 echo "127.0.0.1 localhost" >"$room/etc/hosts"  # torchrun asks for it
-cp "$wheel" "$room/tmp/"
+rm -rf "$room/tmp/wheels"
+mkdir "$room/tmp/wheels"
+cp "$wheel" ${cuda:+"$cuda"} "$room/tmp/wheels/"
 cat >"$room/tmp/hello.py" <<'HELLO'
 import torch
 import torch.distributed as dist
@@ -32,7 +35,7 @@ assert total.item() == 3, total
 HELLO
 cat >"$room/tmp/try.sh" <<'TRY'
 set -euo pipefail
-torch=$1 wheel=$2 env=/opt/torch-$1
+torch=$1 env=/opt/torch-$1
 ! command -v gcc g++ cc c++ clang nvcc || { echo "a compiler is here"; exit 1; }
 if [ ! -e "$env/ready" ]; then
   python3 -m venv "$env"
@@ -40,22 +43,23 @@ if [ ! -e "$env/ready" ]; then
 fi
 export PATH=$env/bin:$PATH OMP_NUM_THREADS=1 HOME=/tmp/home
 mkdir -p "$HOME"
-pip uninstall -q -y ringcomm 2>/dev/null # of a run that failed
+pip uninstall -q -y ringcomm ringcomm-cuda 2>/dev/null # of a run that failed
 files() { find "$env" "$HOME" /dev/shm -not -name '*.pyc' -not -name __pycache__ | sort; }
 hello() { torchrun --standalone --local-addr 127.0.0.1 --nproc-per-node 2 /tmp/hello.py; }
 python -c 'import torch' # so that its bytecode is not counted
 files >/tmp/before
 begin=$(date +%s.%N)
-pip install -q --no-index --no-deps "$wheel"
+pip install -q --no-index --no-deps /tmp/wheels/*.whl
 hello
 seconds=$(python -c "import time; print(f'{time.time() - $begin:.1f}')")
 ringcomm doctor >/tmp/doctor.txt || { cat /tmp/doctor.txt; exit 1; }
 version=$(ringcomm --version)
 libc=$(ldd --version | sed -n '1s/.* //p')
-pip uninstall -q -y ringcomm
+libraries=$(cd "$env" && find . -name 'libringcomm*.so' -printf '%f ')
+pip uninstall -q -y ringcomm ringcomm-cuda 2>/dev/null
 files >/tmp/after
 diff /tmp/before /tmp/after || { echo "uninstalling left these"; exit 1; }
-echo "$(. /etc/os-release; echo "$PRETTY_NAME"), glibc $libc, $(python -V), torch $torch: $version;" \
+echo "$(. /etc/os-release; echo "$PRETTY_NAME"), glibc $libc, $(python -V), torch $torch: $version, ${libraries% };" \
   "$seconds s from pip install to the first sum; nothing was left"
 TRY
 for folder in ${FOLDERS:-}; do mkdir -p "$room$folder"; done
@@ -69,4 +73,4 @@ exec unshare --mount --pid --fork bash -euc '
     touch "$room/dev/$name"; mount --bind "/dev/$name" "$room/dev/$name"
   done
   for folder in $folders; do mount --bind "$folder" "$room$folder"; done
-  exec chroot "$room" bash /tmp/try.sh "$@"' _ "$torch" "/tmp/$(basename "$wheel")"
+  exec chroot "$room" bash /tmp/try.sh "$@"' _ "$torch"
