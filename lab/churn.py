@@ -27,6 +27,7 @@ from ringcomm.elastic.epochs import Decided, Epochs
 from ringcomm.elastic.world import World
 
 SCRIPT = "LAB_CHURN_SCRIPT"  # the variable with a script
+SLIPS = {"~": "admit", "+": "guests"}  # how the slip begins of one that takes guests in
 
 
 @dataclass
@@ -145,10 +146,10 @@ class Actor:
         World._may_call = lambda world: 0  # type: ignore[assignment, method-assign]
         agree, tell = Epochs.agree, Changes._tell
 
-        def fated(epochs: Epochs, decided: int, *args: Any, **more: Any) -> Decided:
-            self.before_agreement(epochs, decided)
+        def fated(epochs: Epochs, decided: int, voted: bool, extra: str, failed: bool) -> Decided:
+            self.before_agreement(epochs, decided, extra)
             before = epochs.members
-            answer = agree(epochs, decided, *args, **more)
+            answer = agree(epochs, decided, voted, extra, failed)
             self.seen[answer.step] += before != epochs.members
             return answer
 
@@ -168,13 +169,27 @@ class Actor:
         while step and not (self.folder / f"admits-{step}").exists():
             time.sleep(0.002)
 
-    def before_agreement(self, epochs: Epochs, decided: int) -> None:
-        if self.world is None or self.exit.how not in ("admit", "guests"):
+    def before_agreement(self, epochs: Epochs, decided: int, extra: str) -> None:
+        """Go where guests come in at the same time.
+
+        Not before rank 0 has them in its slip: its vote before that fails if this rank has gone,
+        and then they come a step later.
+        """
+        if self.world is None:
             return
         changes = self.world._at
         step = decided - (changes.counters.commits - changes.counters.steps)
-        if step == self.exit.step and bool(epochs.guests) == (self.exit.how == "guests"):
-            go(changes)
+        if extra[:1] in SLIPS:
+            (self.folder / f"offers-{step}-{SLIPS[extra[:1]]}").touch()
+        if self.exit.how not in SLIPS.values() or step != self.exit.step:
+            return
+        if bool(epochs.guests) != (self.exit.how == "guests"):
+            return
+        offers = self.folder / f"offers-{step}-{self.exit.how}"
+        deadline = time.monotonic() + limit(30)
+        while not offers.exists() and time.monotonic() < deadline:
+            time.sleep(0.001)
+        go(changes)
 
     def before_step(self) -> None:
         """Leave with this step, or have the guests ready that are to come after it.

@@ -25,8 +25,6 @@ import sys
 import tarfile
 from pathlib import Path
 
-from wheels import version
-
 ROOT = Path(__file__).resolve().parents[1]
 DIST = ROOT / "dist"
 TORCHES = "2.11,2.12,2.13,2.14,2.15"
@@ -40,6 +38,13 @@ def told(*words: str | Path) -> str:
     return subprocess.run(
         list(map(str, words)), cwd=ROOT, capture_output=True, text=True, check=True
     ).stdout.strip()
+
+
+def version() -> str:
+    text = (ROOT / "ringcomm" / "__init__.py").read_text()
+    match = re.search(r'^__version__ = "(.+)"$', text, re.MULTILINE)
+    assert match is not None
+    return match[1]
 
 
 def check(number: str) -> None:

@@ -192,27 +192,22 @@ def pack(arch: str, python: str, built: Path) -> Path:
     return repaired(arch, next(made.glob("*.whl")))
 
 
-def version() -> str:
-    text = (ROOT / "ringcomm" / "__init__.py").read_text()
-    (number,) = re.findall(r'^__version__ = "(.+)"$', text, re.MULTILINE)
-    return str(number)
-
-
 def pack_cuda(arch: str, library: Path) -> Path:
     """Put the library into a wheel of ringcomm-cuda, for auditwheel to name; returns its path."""
-    number = version()
+    text = (ROOT / "ringcomm" / "__init__.py").read_text()
+    (version,) = re.findall(r'^__version__ = "(.+)"$', text, re.MULTILINE)
     urls = f"Project-URL: Source, {URL}\n" if URL else ""
     tag = f"py3-none-linux_{arch}"
-    info = f"ringcomm_cuda-{number}.dist-info"
+    info = f"ringcomm_cuda-{version}.dist-info"
     files = {
         f"ringcomm/{CUDA_LIBRARY}": library.read_bytes(),
         f"{info}/licenses/LICENSE": (ROOT / "LICENSE").read_bytes(),
-        f"{info}/METADATA": CUDA_METADATA.format(version=number, urls=urls).encode(),
+        f"{info}/METADATA": CUDA_METADATA.format(version=version, urls=urls).encode(),
         f"{info}/WHEEL": f"Wheel-Version: 1.0\nRoot-Is-Purelib: false\nTag: {tag}\n".encode(),
     }
     # auditwheel adds the hashes.
     files[f"{info}/RECORD"] = "".join(f"{name},,\n" for name in files).encode()
-    wheel = WORK / f"ringcomm_cuda-{number}-{tag}.whl"
+    wheel = WORK / f"ringcomm_cuda-{version}-{tag}.whl"
     with zipfile.ZipFile(wheel, "w") as archive:
         for name, content in files.items():
             entry = zipfile.ZipInfo(name)

@@ -193,7 +193,7 @@ def train(
         if before == {"leaves": DIES - 1, "leaves later": DIES}.get(mine):
             world.leave()
         if place in ("grows", "sends") and (before, number, world.size) == (GROWS, 0, 2):
-            await_guest(world)
+            await_guest(world, begun)
         while place == "sends" and not (
             outer._idle is None or outer._idle.done() or begun.is_set()
         ):
@@ -228,9 +228,15 @@ def send_while_training(outer: Outer, log: Log, begun: threading.Event) -> None:
     transfer.send = sending  # type: ignore[assignment]
 
 
-def await_guest(world: elastic.World) -> None:
-    deadline = time.monotonic() + limit(60)
-    while not world._at.watch.wants_change and world.size == 2:  # it may be coming in
+def await_guest(world: elastic.World, begun: threading.Event) -> None:
+    """Wait for a guest, unless one is coming in: that goes on beside inner steps."""
+    deadline, changes = time.monotonic() + limit(60), world._at
+
+    def comes() -> bool:
+        at_hand = changes.watch.wants_change or changes.epochs.guests
+        return world.size > 2 or bool(at_hand) or begun.is_set()
+
+    while not comes():
         assert time.monotonic() < deadline, "no guest has come"
         time.sleep(0.002)
 

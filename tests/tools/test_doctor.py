@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+import ringcomm
 from lab.hosts import Hosts, RankResult
 from lab.namespaces import missing, tool
 from lab.ports import free_port
@@ -199,8 +200,8 @@ def test_a_rank_that_never_comes(lab: Lab) -> None:
     assert [pair for pair in told.json["pairs"] if pair["ranks"] == [0, 1] and pair["forth"]]
 
 
-def test_a_build_is_the_hash_of_the_source() -> None:
-    assert re.fullmatch("[0-9a-f]{12}", facts.build())
+def test_a_build_is_the_version_and_a_hash_of_the_source() -> None:
+    assert re.fullmatch(re.escape(ringcomm.__version__) + "-[0-9a-f]{12}", facts.build())
 
 
 @needs_hosts

@@ -1,9 +1,11 @@
 // Streams, kernels, devices and faults of the simulated device are as its table says
 // (tests/sim/sim_options.h).
 #include <cstdlib>
+#include <filesystem>
 #include <thread>
 #include <utility>
 
+#include "sim/sim_slices.h"
 #include "sim_harness.h"
 
 namespace ringcomm::testing {
@@ -262,6 +264,38 @@ void from_environment() {
   });
 }
 
+// ---- time slices --------------------------------------------------------------------------------
+
+// Two kernels of a process wait for one of another process: they lose a slice, both at once. They
+// go on when it has ended, and it loses none.
+void slices() {
+  std::string folder = std::filesystem::temp_directory_path() / "ringcomm-test-XXXXXX";
+  require(::mkdtemp(folder.data()) != nullptr, "no temporary folder");
+  Shared& shared = Shared::make();
+  const auto kernel = [&](const std::function<void(Slices&)>& body) {
+    const Slice slice(Slices::of(folder, 0));
+    body(*Slices::of(folder, 0));
+  };
+  const auto waits = [&](int number) {
+    kernel([&](Slices& device) {
+      shared.store(number, 1);
+      while (shared.load(3) == 0) device.pause();
+    });
+  };
+  in_processes(2, [&](Rank rank) {
+    if (rank == 0) {
+      std::jthread first([&] { waits(0); }), second([&] { waits(1); });
+      first.join(), second.join();
+      require(lost_slices() > 0, "a kernel that waited lost nothing");
+    } else {
+      while (shared.load(0) == 0 || shared.load(1) == 0) ::usleep(100);
+      kernel([&](Slices&) { shared.store(3, 1); });
+      require(lost_slices() == 0, "a kernel that waited for nobody lost a slice");
+    }
+  });
+  std::filesystem::remove_all(folder);
+}
+
 }  // namespace
 }  // namespace ringcomm::testing
 
@@ -275,6 +309,7 @@ int main(int argc, char** argv) {
                      {"a forked child gets errors", a_forked_child},
                      {"kernels with addresses of the device", kernels},
                      {"several devices", devices},
+                     {"processes take turns", slices},
                      {"options from the environment", from_environment}},
                     argc, argv);
 }
