@@ -1,5 +1,7 @@
 """The package as users meet it: found by torch without an import, loaded late, never in the way."""
 
+import re
+import subprocess
 from importlib.metadata import distribution, entry_points
 from pathlib import Path
 
@@ -192,6 +194,16 @@ def test_a_process_has_one_engine() -> None:
     assert len(modules) >= 2
     for module in modules:
         assert not common_variables(library.FOLDER / "libringcomm.so", module), module
+
+
+def test_no_library_looks_where_it_was_built() -> None:
+    """Else a wheel would differ by the folder, and load what anybody puts there."""
+    paths = set()
+    for path in library.FOLDER.glob("*.so"):
+        command = ["readelf", "-d", str(path)]
+        dynamic = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+        paths |= set(re.findall(r"\((?:RPATH|RUNPATH)\).*\[(.*)\]", dynamic))
+    assert paths <= {"$ORIGIN"}
 
 
 def test_options_load_the_library_and_other_names_do_not(python: Run) -> None:
