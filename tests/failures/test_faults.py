@@ -107,7 +107,9 @@ def interrupt(rank: Rank, where: str) -> Outcome:
 def test_ctrl_c_ends_a_call_that_hangs(three: Ranks, where: str) -> None:
     interrupted, *others = three(interrupt, where)
     assert interrupted["kind"] == "KeyboardInterrupt", interrupted
-    assert interrupted["seconds"] < 0.3 + SOON, interrupted
+    # Rank 0 serves the store, so it stays for ranks that come late to hear why there is no group.
+    stays = 2 if where == "joining" else 0
+    assert interrupted["seconds"] < 0.3 + stays + SOON, interrupted
     assert interrupted["destroy"] < DESTROYED, interrupted
     for outcome in others:
         if where == "call":
