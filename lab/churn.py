@@ -187,7 +187,9 @@ class Actor:
             return
         offers = self.folder / f"offers-{step}-{self.exit.how}"
         deadline = time.monotonic() + limit(30)
-        while not offers.exists() and time.monotonic() < deadline:
+        while not offers.exists():
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"rank 0 takes nobody in after step {step}")
             time.sleep(0.001)
         go(changes)
 

@@ -43,7 +43,7 @@ if [ ! -e "$env/ready" ]; then
 fi
 export PATH=$env/bin:$PATH OMP_NUM_THREADS=1 HOME=/tmp/home
 mkdir -p "$HOME"
-pip uninstall -q -y ringcomm ringcomm-cuda 2>/dev/null # of a run that failed
+pip uninstall -qq -y ringcomm ringcomm-cuda # of a run that failed
 files() { find "$env" "$HOME" /dev/shm -not -name '*.pyc' -not -name __pycache__ | sort; }
 hello() { torchrun --standalone --local-addr 127.0.0.1 --nproc-per-node 2 /tmp/hello.py; }
 python -c 'import torch' # so that its bytecode is not counted
@@ -56,7 +56,7 @@ ringcomm doctor >/tmp/doctor.txt || { cat /tmp/doctor.txt; exit 1; }
 version=$(ringcomm --version)
 libc=$(ldd --version | sed -n '1s/.* //p')
 libraries=$(cd "$env" && find . -name 'libringcomm*.so' -printf '%f ')
-pip uninstall -q -y ringcomm ringcomm-cuda 2>/dev/null
+pip uninstall -qq -y ringcomm ringcomm-cuda
 files >/tmp/after
 diff /tmp/before /tmp/after || { echo "uninstalling left these"; exit 1; }
 echo "$(. /etc/os-release; echo "$PRETTY_NAME"), glibc $libc, $(python -V), torch $torch: $version, ${libraries% };" \

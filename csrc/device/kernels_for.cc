@@ -145,7 +145,7 @@ DeviceLink link_of(bool nvlink, int capability, int blocks) {
   link.nvlink = nvlink;
   if (!nvlink) return link;
   link.flag = 1.8e-6;
-  // Others' two-shot kernels had 251 to 254 GB/s on eight H100. Others are scaled alike.
+  // Others' two-shot kernels had 251 to 254 GB/s on eight H100. Other links are scaled alike.
   link.byte_time = 1e-9 / (capability >= 100  ? 500
                            : capability >= 90 ? 250
                            : capability >= 80 ? 170

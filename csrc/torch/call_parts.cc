@@ -166,7 +166,8 @@ void compare(Operation& operation, at::TensorList tensors, bool in_place) {
     const uint64_t layout = in_place ? layout_of(tensor) : 0;
     const auto type = static_cast<uint64_t>(tensor.scalar_type());
     if (!several && layout == 0) {
-      if (!dtype_of(tensor.scalar_type())) operation.layout = type;  // as it is: words may be short
+      // No hash, because messages compare the lowest bits alone.
+      if (!dtype_of(tensor.scalar_type())) operation.layout = type;
       return;
     }
     const uint64_t count = several ? static_cast<uint64_t>(tensor.numel()) : 0;

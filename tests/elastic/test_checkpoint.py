@@ -246,7 +246,7 @@ def test_memory_is_given_back(tmp_path: Path) -> None:
     for step in range(10):
         checkpoints.save(step, state, {})
         checkpoints.finish()
-    assert resident() - before < 16e6
+    assert resident() - before < 12e6
 
 
 def test_a_copy_is_freed_when_it_is_written(

@@ -12,7 +12,7 @@
 namespace ringcomm::sim {
 namespace {
 
-std::atomic<uint64_t> lost{0};
+std::atomic<uint64_t> lost{0};  // alone: it orders nothing
 
 Fd open_lock(const std::string& path) {
   Fd file(::open(path.c_str(), O_RDONLY | O_CREAT | O_CLOEXEC, 0600));
