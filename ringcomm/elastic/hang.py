@@ -18,6 +18,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import torch.distributed as dist
@@ -71,27 +72,33 @@ class Progress:
         if self._since is not None:
             self._since += seconds
 
-    def still_for(self, usually: bool = True) -> float:
+    def still_for(self, usually: bool = True, after: float = float("-inf")) -> float:
         """Return how long there was no progress, if that is too long, else 0.
 
-        `usually`: too long for steps that take as long as these usually do.
+        `usually`: too long for steps that take as long as these usually do. No time before `after`
+        counts.
         """
         since = self._since
         if self._least is None or since is None or (usually and len(self._steps) < FEWEST):
             return 0.0
-        seconds = self._clock() - since
+        seconds = self._clock() - max(since, after)
         usual = statistics.median(tuple(self._steps)) if usually else 0.0
         return seconds if seconds > max(self._least, USUAL_STEPS * usual) else 0.0
 
 
-def waits_in_an_operation() -> bool:
-    """Tell whether a collective of this rank waits for others, as far as its records say."""
-    return any(
-        not (operation.is_done or operation.is_message or record.failure)
-        for ring in load_library().flight_rings()
-        for record in [read_ring(ring, newest=NEWEST)]
-        for operation in record.operations
-    )
+def operations() -> tuple[bool, float]:
+    """Tell whether a collective of this rank waits for others, and when the last one ended.
+
+    It is as far as the records say, by `time.monotonic()`.
+    """
+    waits, ended = False, 0
+    for ring in load_library().flight_rings():
+        record = read_ring(ring, newest=NEWEST)
+        for operation in record.operations:
+            ended = max(ended, operation.ended_ns or 0)
+            is_under_way = operation.state in ("queued", "running")
+            waits |= is_under_way and not (operation.is_message or record.failure)
+    return waits, ended * 1e-9
 
 
 class Hang:
@@ -107,6 +114,7 @@ class Hang:
         """`meets`: whether the main thread waits for others to agree on a change."""
         self._progress, self._meets, self._uuid = progress, meets, uuid
         self._clock, self._looked = clock, clock()
+        self._waited = float("-inf")  # when it last waited for a change
         self._told = ""
 
     def look(self, keys: Any, place: str, is_left: Callable[[], bool] = lambda: False) -> None:
@@ -120,17 +128,22 @@ class Hang:
         since, self._looked = now - self._looked, now
         if since > STOPPED_SECONDS:
             self._progress.pass_over(since)
-        seconds = self._progress.still_for(usually=False)
-        if not seconds:
+        if self._meets():
+            self._waited = now
+        if not self._progress.still_for(usually=False):
             return
-        key, waits = f"waits/{place}", self._meets() or waits_in_an_operation()
-        if waits and self._told != key and self._progress.still_for():
-            within(lambda: keys.set(key, "1"))
-            self._told = key
-        if waits:
+        key, (waits, ended) = f"waits/{place}", operations()
+        if waits or self._waited == now:
+            if self._told != key and self._progress.still_for():
+                within(lambda: keys.set(key, "1"))
+                self._told = key
             return
-        waited = bool(self._progress.still_for()) and within(lambda: keys.check([key]))
-        if (waited or is_left()) and self._progress.still_for(usually=waited):
+        # The time it waited was the others'. Their coming, or their end, has ended the wait, and
+        # the main thread is about to go on; the key may be this rank's own.
+        still_for = partial(self._progress.still_for, after=max(ended, self._waited))
+        seconds = still_for(usually=False)
+        waited = bool(still_for()) and within(lambda: keys.check([key]))
+        if seconds and (waited or is_left()) and still_for(usually=waited):
             with contextlib.suppress(dist.DistError):
                 within(lambda: keys.set(hung(self._uuid), "1"))  # the others see why it is gone
             end_of_a_hang(seconds, "waited for it" if waited else "gave it up")

@@ -10,9 +10,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 import torch.distributed as dist
 
 from lab.limits import limit
+from lab.ranks import Rank, ranks
 from lab.trainees import trainees
 from ringcomm.elastic import hang
 from ringcomm.elastic.epochs import Epochs
@@ -72,7 +74,7 @@ def test_one_that_was_stopped_does_not_hang(monkeypatch: pytest.MonkeyPatch) -> 
     """Its threads did not run either: it has to be given time again once it wakes."""
     clock, ended, keys = Clock(), list[float](), dist.HashStore()
     monkeypatch.setattr(hang, "end_of_a_hang", lambda seconds, _: ended.append(seconds))
-    monkeypatch.setattr(hang, "waits_in_an_operation", lambda: False)
+    monkeypatch.setattr(hang, "operations", lambda: (False, 0.0))
     keys.set("waits/here", "1")
     progress = Progress(30.0, clock)
     watches = Hang(progress, lambda: False, "me", clock)
@@ -92,7 +94,7 @@ def test_one_that_was_given_up_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its steps usually take long, so that the others have waited no longer for it."""
     clock, ended, left = Clock(), list[tuple[float, str]](), list[bool]()
     monkeypatch.setattr(hang, "end_of_a_hang", lambda *told: ended.append(told))
-    monkeypatch.setattr(hang, "waits_in_an_operation", lambda: False)
+    monkeypatch.setattr(hang, "operations", lambda: (False, 0.0))
     progress = Progress(30.0, clock)
     steps(progress, clock, FEWEST, 100.0)
     watches = Hang(progress, lambda: False, "me", clock)
@@ -103,6 +105,54 @@ def test_one_that_was_given_up_ends(monkeypatch: pytest.MonkeyPatch) -> None:
             left.append(True)
         watches.look(dist.HashStore(), "here", lambda: bool(left))
     assert ended[0] == (46.0, "gave it up")
+
+
+@pytest.mark.parametrize("in_an_operation", [True, False])
+def test_one_that_has_waited_does_not_hang(
+    monkeypatch: pytest.MonkeyPatch, in_an_operation: bool
+) -> None:
+    """It has said in the store that it waits, and its main thread is about to go on."""
+    clock, ended, keys = Clock(), list[float](), dist.HashStore()
+    waits, last = True, 0.0
+    monkeypatch.setattr(hang, "end_of_a_hang", lambda seconds, _: ended.append(seconds))
+    monkeypatch.setattr(hang, "operations", lambda: (waits and in_an_operation, last))
+    progress = Progress(30.0, clock)
+    watches = Hang(progress, lambda: waits and not in_an_operation, "me", clock)
+    steps(progress, clock, FEWEST, 0.1)
+    progress.begin()
+    for _ in range(100):
+        clock.now += 1.0
+        watches.look(keys, "here")
+    assert keys.check(["waits/here"])
+    waits, last = False, clock.now
+    for _ in range(30):
+        clock.now += 1.0
+        watches.look(keys, "here")
+    assert not ended
+    clock.now += 1.0
+    watches.look(keys, "here")
+    assert ended == [31.0]
+
+
+def waits_and_goes_on(rank: Rank) -> bool:
+    """Rank 1 comes once it knows that rank 0 waits."""
+    tensor, before = torch.ones(1), time.monotonic()
+    if rank.index == 0:
+        work = dist.all_reduce(tensor, async_op=True)
+        while not hang.operations()[0]:
+            time.sleep(0.001)
+        dist.send(tensor, 1)
+        work.wait()
+    else:
+        dist.recv(torch.empty(1), 0)
+        dist.all_reduce(tensor)
+    waits, ended = hang.operations()
+    return not waits and before < ended < time.monotonic()
+
+
+def test_when_the_last_operation_ended() -> None:
+    with ranks(2) as some:
+        assert some(waits_and_goes_on) == [True, True]
 
 
 def test_the_store_tells_who_is_left() -> None:
@@ -133,15 +183,15 @@ def await_reason(folder: Path, pid: int | None, why: str) -> None:
             told |= {process["pid"]: process["why"] for process in lost}
 
 
-@pytest.mark.parametrize("ranks", [2, 3])
-def test_a_rank_that_hangs_ends_itself(tmp_path: Path, ranks: int) -> None:
+@pytest.mark.parametrize("size", [2, 3])
+def test_a_rank_that_hangs_ends_itself(tmp_path: Path, size: int) -> None:
     """Operations would wait for a minute."""
     errors, fates = tmp_path / "errors", ((1, "hangs", 15),)
     more: dict[str, Any] = {"errors": str(errors), "settings": {"RINGCOMM_TRACE": str(tmp_path)}}
-    with trainees(ranks, fates=fates, hung_after=1.0, epochs=1000, **more) as some:
+    with trainees(size, fates=fates, hung_after=1.0, epochs=1000, **more) as some:
         some.await_events([1], "dies")
         (began,) = some.events(1, "dies")
-        others = [number for number in range(ranks) if number != 1]
+        others = [number for number in range(size) if number != 1]
         some.await_events(others, "change")
         assert some.events(0, "change")[0]["at"] - began["at"] < limit(6)
         some.processes[1].join(limit(10))
