@@ -84,7 +84,11 @@ def founding(self: Entrance, timeout: float, *, founds: bool = True) -> Any:
     return ASK(self, timeout)
 
 
-AGREE, ASK = Epochs.agree, Entrance.ask
+def never_waited(self: Progress, usually: bool = True, after: float = 0.0) -> float:
+    return STILL_FOR(self, usually)
+
+
+AGREE, ASK, STILL_FOR = Epochs.agree, Entrance.ask, Progress.still_for
 LOOK, GONE, MEET, BAR = Lapse.look, lease.are_gone, Changes.meet, Changes._bar
 # A name, and the stand-in that switches the rule off.
 RULES: dict[str, tuple[Any, str, Any]] = {
@@ -116,6 +120,7 @@ RULES: dict[str, tuple[Any, str, Any]] = {
     "hung": (hang, "end_of_a_hang", nothing),  # a rank that hangs ends
     "left": (Epochs, "is_left", lambda self, keys: False),  # also when others don't wait any more
     "usual": (hang, "USUAL_STEPS", 0),  # and one does not whose step is only slow
+    "waited": (Progress, "still_for", never_waited),  # or which has only waited for others
     "stopped": (Progress, "pass_over", nothing),  # or which was stopped as a whole
     "over": (Rendezvous, "_is_over", lambda self: False),  # those that come too late end
 }

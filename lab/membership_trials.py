@@ -17,6 +17,7 @@ from lab.simulated_world import (
 )
 from ringcomm.elastic import hang
 
+DAWDLES = 2.0  # seconds: longer than between two looks of the thread that watches the main one
 HANG_SECONDS = 60.0  # within which a rank that hangs has ended
 LAG_SECONDS = 3.0  # longer than a guest may give no sign of life
 MODEL_SECONDS = 15.0  # longer than a newcomer waits for a place
@@ -118,6 +119,8 @@ class Trials:
         if (owner := self._slowable()) is None:
             return
         owner.more.hangs_at = self.course.time.now
+        for other in self.course.owners:
+            other.dawdles = DAWDLES
         if self._wait(lambda: owner.more.hangs or not owner.alive, HANG_SECONDS):
             ended = self._wait(lambda: not owner.alive, HANG_SECONDS)
             require(ended, f"{owner.name} hangs, others have waited for it, and it does not end")

@@ -81,25 +81,34 @@ class Backend:
         time, given = self.time, self.group.given.setdefault(self.operations, {})
         self.operations += 1
         given[self._rank] = value
-        time.owner.in_operation = True
+        owner, owner.in_operation = time.owner, True
+        try:
+            return self._await_all(given)
+        except dist.DistBackendError:
+            owner.in_operation, owner.ended_at = False, time.now
+            time.sleep(owner.dawdles)
+            raise
+        finally:
+            owner.in_operation = False
+
+    def _await_all(self, given: dict[int, Any]) -> list[Any]:
+        time = self.time
         began = ended = time.now
         pause = SOON
-        try:
-            while True:
-                time.sleep(time.random.uniform(0, pause))
-                pause = min(LATEST, 1.5 * pause)
-                broken = self.group.is_broken()
-                full = len(given) == self.size()
-                ended = ended if full else time.now
-                if full and time.now - ended < time.owner.lag and self._rank not in self.group.gone:
-                    continue
-                if full and not (broken and time.random.random() < RARE):
-                    return [given[rank] for rank in range(self.size())]
-                if broken or time.now - began > self.timeout:
-                    self.error = ".FAILED" if broken else ".TIMEOUT"
-                    raise dist.DistBackendError("a rank is lost, or late")
-        finally:
-            time.owner.in_operation = False
+        while True:
+            time.sleep(time.random.uniform(0, pause))
+            pause = min(LATEST, 1.5 * pause)
+            broken = self.group.is_broken()
+            full = len(given) == self.size()
+            ended = ended if full else time.now
+            if full and time.now - ended < time.owner.lag and self._rank not in self.group.gone:
+                continue
+            if full and not (broken and time.random.random() < RARE):
+                time.owner.ended_at = time.now
+                return [given[rank] for rank in range(self.size())]
+            if broken or time.now - began > self.timeout:
+                self.error = ".FAILED" if broken else ".TIMEOUT"
+                raise dist.DistBackendError("a rank is lost, or late")
 
 
 @dataclass

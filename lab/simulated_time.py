@@ -34,6 +34,8 @@ class Owner:
     slowness: float = 1.0  # how many times as long as it should one of its threads waits
     main_ends: bool = False  # its program has come to an end, however
     in_operation: bool = False
+    ended_at: float = 0.0  # when its last operation ended
+    dawdles: float = 0.0  # seconds by which its main thread goes on later after one that failed
     more: Any = None
 
 

@@ -362,43 +362,43 @@ class Course:
             self.time.sleep(1.0)
             step()
 
-    def replaced(self) -> dict[Any, dict[str, Any]]:
-        """Return what stands in for names of each module."""
+    def common(self) -> dict[str, Any]:
+        """Return what stands in for names that some of the modules have."""
         time = self.time
         clock = SimpleNamespace(
             monotonic=time.monotonic,
             time=time.monotonic,
             sleep=lambda seconds: time.sleep(max(LEAST_SLEEP, seconds)),
         )
-        common: dict[str, Any] = {"time": clock, "say": self.note, "within": self.network.within}
+        return {"time": clock, "say": self.note, "within": self.network.within}
+
+    def replaced(self) -> dict[Any, dict[str, Any]]:
+        """Return what stands in for names of each module, beside the common ones."""
+        time = self.time
         torch = {"dist": self.groups.torch()}
         library = SimpleNamespace(card=lambda: "")
         compiler = SimpleNamespace(disable=lambda function, reason: function)
         reporter = SimpleNamespace(start=lambda: None, look=lambda: None)
         return {
-            rendezvous: common,
-            errors: common,
+            rendezvous: {},
+            errors: {},
             watch: {
-                **common,
                 "threading": self._threading(),
                 "Bars": lambda: Bars(time.monotonic),
                 "Waiting": lambda unit: Waiting(unit, time.monotonic),
             },
             hang: {
-                **common,
-                "waits_in_an_operation": lambda: time.owner.in_operation,
+                "operations": lambda: (time.owner.in_operation, time.owner.ended_at),
                 "end_of_a_hang": self._end_of_a_hang,
             },
             entrance: {
-                **common,
                 **torch,
                 "load_library": lambda: library,
                 "copies_are_wanted": lambda: False,  # those of the last unit are not simulated
             },
-            pulse: {**common, "threading": self._threading()},
-            **self._replaced_in_groups({**common, **torch}),
+            pulse: {"threading": self._threading()},
+            **self._replaced_in_groups(torch),
             world: {
-                **common,
                 **torch,
                 "Hang": functools.partial(hang.Hang, clock=time.monotonic),
                 "Reporter": lambda *_: reporter,
@@ -410,14 +410,14 @@ class Course:
             },
         }
 
-    def _replaced_in_groups(self, common: dict[str, Any]) -> dict[Any, dict[str, Any]]:
+    def _replaced_in_groups(self, torch: dict[str, Any]) -> dict[Any, dict[str, Any]]:
         exchange, backend_of = self.groups.exchange, self.groups.backend_of
         tables = SimpleNamespace(  # of a program that makes no groups of its own
             groups=list, first_free_number=lambda _: 1, count_names_from=lambda *_: None
         )
         return {
             epochs: {
-                **common,
+                **torch,
                 "Agreement": self.groups.agreement,
                 "Pulses": functools.partial(pulse.Pulses, clock=self.time.monotonic),
                 "backend_of": backend_of,
@@ -429,11 +429,11 @@ class Course:
                 "group_tables": tables,
             },
             changes: {
-                **common,
+                **torch,
                 "vote": lambda mine, _: exchange(mine),
                 "transfer": SimpleNamespace(send=self._send, receive=self._receive),
             },
-            gathering: {"tell": exchange},
+            gathering: {**torch, "tell": exchange},
         }
 
     @contextlib.contextmanager
@@ -441,9 +441,9 @@ class Course:
         """Have the shipped modules use the stand-ins meanwhile."""
         with contextlib.ExitStack() as stack:
             for module, names in self.replaced().items():
-                for name, value in {**names, **SECONDS.get(module, {})}.items():
-                    if hasattr(module, name):
-                        stack.enter_context(mock.patch.object(module, name, value))
+                common = {name: it for name, it in self.common().items() if hasattr(module, name)}
+                for name, value in {**common, **names, **SECONDS.get(module, {})}.items():
+                    stack.enter_context(mock.patch.object(module, name, value))
             stack.enter_context(mock.patch.object(Process, "this", self._process))
             stack.enter_context(mock.patch.object(Process, "is_dead", lambda p: self._is_dead(p)))
             yield

@@ -33,6 +33,7 @@ SHOWN = {
     "probation": 69,
     "recall": 73,
     "hung": 95,
+    "waited": 95,
     "until": 112,
     "compare": 358,
     "spare": 250,
