@@ -18,6 +18,8 @@ dev := scripts/env.sh dev
 
 .PHONY: demo build wheel release check test test-all test-sample soak lint lint-all format docs compat arm64 bench clean
 
+# It trains on the CPU: where there is no GPU, kernels for GPUs would only take minutes to build.
+demo: export RINGCOMM_CUDA ?= $(if $(shell command -v nvidia-smi),auto,off)
 demo: build
 	@$(user) torchrun --standalone --local-addr 127.0.0.1 --nproc-per-node $(RANKS) \
 	  examples/train_digits.py --backend $(BACKEND) $(ARGS)
