@@ -30,7 +30,7 @@ case $variant in
         exit 1
       }
     done
-    # Under 7.2, programs that fork hang in the C library.
+    # 7.2 aborts where a program with threads forks.
     [ "$(qemu-aarch64 --version | sed -n '1s/.*version \([0-9]*\).*/\1/p')" -ge 10 ] || {
       echo "ringcomm: qemu 10 or newer is needed, which Debian 13 has" >&2
       exit 1
@@ -45,7 +45,9 @@ case $variant in
       -DOPENSSL_CRYPTO_LIBRARY=$folder/libcrypto.a -DOPENSSL_SSL_LIBRARY=$folder/libssl.a
       "-DOPENSSL_INCLUDE_DIR=/usr/include;/usr/include/aarch64-linux-gnu"
       -DCMAKE_CXX_COMPILER=aarch64-linux-gnu-g++
-      "-DCMAKE_CROSSCOMPILING_EMULATOR=qemu-aarch64;-L;/usr/aarch64-linux-gnu")
+      # The loader and the C library of libc6:arm64, which OpenSSL has brought. Those of the cross
+      # compiler may be of another version, and beside one of each no thread starts.
+      "-DCMAKE_CROSSCOMPILING_EMULATOR=qemu-aarch64;-E;LD_LIBRARY_PATH=/lib/aarch64-linux-gnu:/usr/aarch64-linux-gnu/lib")
     ;;
   *)
     echo "ringcomm: no variant $variant: use plain, address, thread, undefined, hostile, fuzz or arm64" >&2
