@@ -146,14 +146,16 @@ void liars_by_many_names() {
   }
   const auto asked = [&] { return str(members.asked, " of ", kLiars, " were looked for"); };
   wait_until([&] { return members.asked == kLiars; }, asked);
-  const auto many = [&] { return str(self.network.counts().peers, " peers are kept"); };
-  require(self.network.counts().sockets <= kStrangers, many());
+  // One more may be open that was looked for a moment ago: the oldest is about to go.
+  const size_t open = self.network.counts().sockets;
+  require(open <= kStrangers + 1, str(open, " connections are open"));
   Wire& wire = honest.network.reach(contact);
   wire.need();
   wait_until([&] { return wire.condition() == "alive"; },
              [] { return "an honest one is kept out"; });
   sockets.clear();
-  wait_until([&] { return self.network.counts().peers == 1; }, many);
+  wait_until([&] { return self.network.counts().peers == 1; },
+             [&] { return str(self.network.counts().peers, " peers are kept"); });
   self.network.leave(kChannel);
 }
 
