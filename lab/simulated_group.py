@@ -83,13 +83,13 @@ class Backend:
         given[self._rank] = value
         owner, owner.in_operation = time.owner, True
         try:
-            return self._await_all(given)
+            try:
+                return self._await_all(given)
+            finally:
+                owner.in_operation, owner.ended_at = False, time.now
         except dist.DistBackendError:
-            owner.in_operation, owner.ended_at = False, time.now
             time.sleep(owner.dawdles)
             raise
-        finally:
-            owner.in_operation = False
 
     def _await_all(self, given: dict[int, Any]) -> list[Any]:
         time = self.time
@@ -104,7 +104,6 @@ class Backend:
             if full and time.now - ended < time.owner.lag and self._rank not in self.group.gone:
                 continue
             if full and not (broken and time.random.random() < RARE):
-                time.owner.ended_at = time.now
                 return [given[rank] for rank in range(self.size())]
             if broken or time.now - began > self.timeout:
                 self.error = ".FAILED" if broken else ".TIMEOUT"

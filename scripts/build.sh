@@ -13,7 +13,7 @@ key=$( (
   find csrc tests/cpp tests/sim benchmarks/cpp CMakeLists.txt setup.py pyproject.toml ringcomm/_build_info.py.in -type f \
     ! -name 'test_*' -print0 2>/dev/null | LC_ALL=C sort -z | xargs -0 sha256sum
   python -c 'import sys, importlib.metadata as m; print(sys.executable, m.version("torch"))'
-  echo "${CXX:-} ${CXXFLAGS:-} ${CMAKE_ARGS:-} ${RINGCOMM_SANITIZE:-} ${RINGCOMM_WERROR:-} ${RINGCOMM_CUDA:-} ${RINGCOMM_CUDA_ARCHS:-}"
+  echo "${CXX:-} ${CXXFLAGS:-} ${CMAKE_ARGS:-} ${RINGCOMM_SANITIZE:-} ${RINGCOMM_WERROR:-} ${RINGCOMM_CUDA:-auto} ${RINGCOMM_CUDA_ARCHS:-}"
 ) | sha256sum)
 where='from importlib.util import find_spec; print(find_spec("ringcomm").origin)'
 if [ "$(cat "build/built${tests:+-$tests}" 2>/dev/null)" = "$key" ] &&

@@ -45,8 +45,8 @@ case $variant in
       -DOPENSSL_CRYPTO_LIBRARY=$folder/libcrypto.a -DOPENSSL_SSL_LIBRARY=$folder/libssl.a
       "-DOPENSSL_INCLUDE_DIR=/usr/include;/usr/include/aarch64-linux-gnu"
       -DCMAKE_CXX_COMPILER=aarch64-linux-gnu-g++
-      # The loader and the C library of libc6:arm64, which OpenSSL has brought. Those of the cross
-      # compiler may be of another version, and beside one of each no thread starts.
+      # Loader and C library both come from libc6:arm64, which OpenSSL needs. The cross compiler's
+      # may have another version, and with one of each no thread starts.
       "-DCMAKE_CROSSCOMPILING_EMULATOR=qemu-aarch64;-E;LD_LIBRARY_PATH=/lib/aarch64-linux-gnu:/usr/aarch64-linux-gnu/lib")
     ;;
   *)

@@ -2,9 +2,11 @@
 
 Nobody else can tell a rank that hangs from one that computes for long. So each rank watches itself,
 in a thread: while a step is under way, or its batches are being loaded, its main thread has to come
-by one place or another. If it does not for long, and others have waited for as long, it hangs. A
-rank that waits in an operation waits for others, and says so in the store; those that only wait do
-not hang, and no rank does while nobody waits for it: all may be compiling. If its steps usually
+by one place or another, or an operation has to end. If none does for long, and others have waited
+for as long, it hangs. A rank that waits in an operation waits for others, and says so in the store;
+those that only wait do not hang, and no rank does while nobody waits for it: all may be compiling.
+The end of any operation counts, because no rank that is well may end: a rank whose other threads go
+on with operations is left to the others, whose own will time out. If its steps usually
 take long, the others may give up waiting first, and go on without it; then it ends as well.
 """
 
@@ -87,17 +89,16 @@ class Progress:
 
 
 def operations() -> tuple[bool, float]:
-    """Tell whether a collective of this rank waits for others, and when the last one ended.
+    """Tell whether a collective of this rank waits for others, and when its last operation ended.
 
-    It is as far as the records say, by `time.monotonic()`.
+    As far as its flight records say; the time is that of `time.monotonic()`. Where a group fails,
+    its operations end a moment later, and wait until then.
     """
     waits, ended = False, 0
     for ring in load_library().flight_rings():
-        record = read_ring(ring, newest=NEWEST)
-        for operation in record.operations:
+        for operation in read_ring(ring, newest=NEWEST).operations:
             ended = max(ended, operation.ended_ns or 0)
-            is_under_way = operation.state in ("queued", "running")
-            waits |= is_under_way and not (operation.is_message or record.failure)
+            waits |= operation.ended_ns is None and not operation.is_message
     return waits, ended * 1e-9
 
 
@@ -114,7 +115,7 @@ class Hang:
         """`meets`: whether the main thread waits for others to agree on a change."""
         self._progress, self._meets, self._uuid = progress, meets, uuid
         self._clock, self._looked = clock, clock()
-        self._waited = float("-inf")  # when it last waited for a change
+        self._met = float("-inf")  # when its main thread was last seen to meet others
         self._told = ""
 
     def look(self, keys: Any, place: str, is_left: Callable[[], bool] = lambda: False) -> None:
@@ -128,22 +129,24 @@ class Hang:
         since, self._looked = now - self._looked, now
         if since > STOPPED_SECONDS:
             self._progress.pass_over(since)
-        if self._meets():
-            self._waited = now
+        if meets := self._meets():
+            self._met = now
         if not self._progress.still_for(usually=False):
             return
         key, (waits, ended) = f"waits/{place}", operations()
-        if waits or self._waited == now:
+        if waits or meets:
             if self._told != key and self._progress.still_for():
                 within(lambda: keys.set(key, "1"))
                 self._told = key
             return
-        # The time it waited was the others'. Their coming, or their end, has ended the wait, and
-        # the main thread is about to go on; the key may be this rank's own.
-        still_for = partial(self._progress.still_for, after=max(ended, self._waited))
-        seconds = still_for(usually=False)
+        # Time that it spent waiting was the others'. They came, or ended, so its main thread is
+        # about to go on, and the key may be this rank's own.
+        still_for = partial(self._progress.still_for, after=max(ended, self._met))
+        if not still_for(usually=False):
+            return
         waited = bool(still_for()) and within(lambda: keys.check([key]))
-        if seconds and (waited or is_left()) and still_for(usually=waited):
+        # The store took its time, in which the main thread may have gone on.
+        if (waited or is_left()) and (seconds := still_for(usually=waited)):
             with contextlib.suppress(dist.DistError):
                 within(lambda: keys.set(hung(self._uuid), "1"))  # the others see why it is gone
             end_of_a_hang(seconds, "waited for it" if waited else "gave it up")

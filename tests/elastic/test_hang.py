@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 
 from lab.limits import limit
-from lab.ranks import Rank, ranks
+from lab.ranks import Rank, error_of, ranks
 from lab.trainees import trainees
 from ringcomm.elastic import hang
 from ringcomm.elastic.epochs import Epochs
@@ -150,9 +150,28 @@ def waits_and_goes_on(rank: Rank) -> bool:
     return not waits and before < ended < time.monotonic()
 
 
+def waits_in_vain(rank: Rank) -> bool:
+    """Rank 1 ends the group: at no moment does rank 0 neither wait nor know when it has waited."""
+    group = dist.new_group()
+    before = time.monotonic()
+    if rank.index == 0:
+        several = [dist.all_reduce(torch.ones(1), group=group, async_op=True) for _ in range(3)]
+        while not hang.operations()[0]:
+            time.sleep(0.001)
+        dist.send(torch.ones(1), 1)
+        while (told := hang.operations())[0]:
+            pass
+        assert all(error_of(work.wait)[0] for work in several)
+        return before < told[1] < time.monotonic() and not hang.operations()[0]
+    dist.recv(torch.empty(1), 0)
+    group._get_backend(torch.device("cpu")).abort()
+    return True
+
+
 def test_when_the_last_operation_ended() -> None:
     with ranks(2) as some:
         assert some(waits_and_goes_on) == [True, True]
+        assert some(waits_in_vain) == [True, True]
 
 
 def test_the_store_tells_who_is_left() -> None:
