@@ -141,7 +141,7 @@ class Hosts:
     def _await_link(self, host: int) -> None:
         """The switch forwards a moment after a port is up: the kernel does that on the side."""
         show = ["bridge", "-n", self.switch, "-j", "link", "show", "dev", f"port{host}"]
-        end = time.monotonic() + 5
+        end = time.monotonic() + limit(5)
         while json.loads(tool(*show))[0]["state"] != "forwarding":
             assert time.monotonic() < end, f"the link of host {host} does not come up"
             time.sleep(0.01)
@@ -203,7 +203,7 @@ class Hosts:
         command: Sequence[str | Path],
         ranks_per_host: int = 1,
         env: Environment | None = None,
-        timeout: float = 60,
+        timeout: float = limit(60),
         meanwhile: Callable[[], object] | None = None,
         patience: float | None = None,
     ) -> list[RankResult]:

@@ -8,12 +8,13 @@ import signal
 import threading
 import time
 from collections.abc import Callable
+from datetime import timedelta
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from lab.limits import claim
+from lab.limits import claim, limit
 from lab.ranks import Rank, error_of
 
 SOON = claim(1)  # seconds within which death and mismatch are errors everywhere
@@ -28,7 +29,7 @@ def in_child(body: Callable[[], Outcome]) -> Outcome:
     child = os.fork()
     if child == 0:
         os.close(reader)
-        signal.alarm(60)
+        signal.alarm(round(limit(60)))
         # A fork mends its pool of threads at the first use: two threads may not race for that.
         torch.set_num_threads(1)
         try:
@@ -49,6 +50,16 @@ def in_child(body: Callable[[], Outcome]) -> Outcome:
 def rank_of(rank: Rank, life: str) -> Rank:
     """The same place in a group of its own."""
     return Rank(rank.index, rank.size, dist.PrefixStore(life, rank.store))
+
+
+def tell(rank: Rank, what: str) -> None:
+    """Say to the other ranks of this place's group that something is done here."""
+    rank.store.set(f"told {what}", "1")
+
+
+def hear(rank: Rank, what: str) -> None:
+    """Wait until a rank has told that it is done."""
+    rank.store.wait([f"told {what}"], timedelta(seconds=limit(30)))
 
 
 def outcome_of(call: Callable[[], Any]) -> Outcome:

@@ -22,6 +22,7 @@ import ringcomm  # noqa: F401
 from lab import strangers
 from lab.faults.place import End, Place, end_of, mixed, used
 from lab.faults.trouble import TROUBLE
+from lab.limits import limit
 
 MOST_STEPS = 200_000  # whose times are remembered
 LIFETIME = 1200  # seconds after which a rank ends, whatever has happened
@@ -116,7 +117,7 @@ def fork_sleeper(place: Place) -> int:
     child = os.fork()
     if child == 0:
         os.close(place.pipe.fileno())
-        time.sleep(60)
+        time.sleep(limit(60))
         os._exit(0)
     return child
 

@@ -15,6 +15,7 @@ from typing import Any
 
 from lab.faults.table import Form, Verdict
 from lab.hosts import Hosts
+from lab.limits import claim
 
 RANK = Path(__file__).parent / "network_rank.py"
 STORE = set(range(29500, 29600))  # ports of stores: not the backend's connections
@@ -45,13 +46,15 @@ class Job:
     ) -> None:
         """Start the ranks, call `meanwhile` when all have begun to talk, and let them end.
 
-        All of it may take `limit` seconds, and the end `patience`; then they are killed.
+        All of it may take `limit` seconds, and the end `patience`; then they are killed. Beside
+        other tests it is more.
         """
+        patience, most = claim(patience), claim(limit + LIMIT)
         with tempfile.TemporaryDirectory() as name:
             self.folder = Path(name)
 
             def faults() -> None:
-                if not self.until(lambda: self.count("ready") == self.world, LIMIT):
+                if not self.until(lambda: self.count("ready") == self.world, claim(LIMIT)):
                     return
                 self.faulted = time.monotonic()
                 meanwhile()
@@ -59,7 +62,7 @@ class Job:
 
             env = {**self.env, "FAULT_FOLDER": name}
             results = self.hosts.run_ranks(
-                self.command, self.ranks_per_host, env, limit + LIMIT, faults, patience
+                self.command, self.ranks_per_host, env, most, faults, patience
             )
         self.patience = patience
         self.output = "".join(result.output for result in results)

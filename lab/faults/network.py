@@ -98,7 +98,7 @@ def black_hole(form: Form) -> Verdict:
         with Hosts(2) as hosts:
             job = Job(hosts, "all_reduces", form)
             job.run(functools.partial(vanish, job, outage), patience=60)
-        if not job.clean or job.longest > outage + 1:
+        if not job.clean or job.longest > outage + claim(1):
             return job.verdict(f"{outage} s: lasts {job.longest:.1f} s", good=False)
         told.append(f"{outage} s: {job.longest:.1f} s")
     return Verdict(True, "all exact; longest operation after " + ", ".join(told))
@@ -128,7 +128,7 @@ def dead_for_good(form: Form) -> Verdict:
     named = all("rank 2" in answer["error"] for answer in job.answers[:2])
     told = f"error on every rank after {after:.1f} s, "
     told += "which names the rank" if named else "no rank named"
-    return Verdict(named and after <= resume + 1, told)
+    return Verdict(named and after <= resume + claim(1), told)
 
 
 def rejected(form: Form) -> Verdict:
@@ -144,7 +144,7 @@ def rejected(form: Form) -> Verdict:
                     return
 
         job.run(faults)
-    return job.verdict("all exact", stall=2.0)
+    return job.verdict("all exact", stall=claim(2))
 
 
 def counted(form: Form) -> Verdict:

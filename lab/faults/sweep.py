@@ -9,6 +9,7 @@ import sys
 
 from lab import START
 from lab.faults.table import Form, Verdict
+from lab.limits import limit
 from lab.ports import free_port
 
 HELLO, CHALLENGE, PROOF = 88, 72, 168  # bytes of the handshake's messages (csrc/net/handshake.cc)
@@ -44,7 +45,7 @@ def every_byte(form: Form) -> Verdict:
         for rank in range(2)
     ]
     try:
-        outputs = [rank.communicate(timeout=900 if form.long else 90)[0] for rank in ranks]
+        outputs = [rank.communicate(timeout=limit(900 if form.long else 90))[0] for rank in ranks]
     except subprocess.TimeoutExpired:
         return Verdict(False, "hangs")
     finally:

@@ -9,9 +9,10 @@ from dataclasses import dataclass, field
 
 from lab.faults.crew import End, RankGroup, crew
 from lab.faults.table import Form, Verdict
+from lab.limits import claim
 from lab.outcomes import DESTROYED, SOON
 
-HANGS = 20.0  # seconds after which a rank that does not end is killed
+HANGS = claim(20)  # seconds after which a rank that does not end is killed
 OPERATION = re.compile(
     r"\b((all_reduce|broadcast|all_gather|reduce_scatter|barrier|collective) #\d|(send|recv) \w+\[)"
 )

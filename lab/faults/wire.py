@@ -12,6 +12,7 @@ from lab.faults.job import LIMIT, STORE, Job, Span, speed
 from lab.faults.sweep import every_byte
 from lab.faults.table import Fault, Form, Verdict
 from lab.hosts import Hosts
+from lab.limits import claim
 from lab.namespaces import tool
 
 KEY = "ip {0}addr . tcp {0}port . ip {1}addr . tcp {1}port".format
@@ -56,7 +57,7 @@ def idle_dropped(form: Form) -> Verdict:
     if not job.clean:
         return job.verdict()
     took = after_idling(job)
-    return job.verdict(f"the next operation takes {took * 1e3:.0f} ms", took < 1)
+    return job.verdict(f"the next operation takes {took * 1e3:.0f} ms", took < claim(1))
 
 
 def after_idling(job: Job) -> float:
@@ -79,7 +80,7 @@ def forgotten(form: Form) -> Verdict:
     busy, idle = took["all_reduces"], took.get("idle", 0.0)
     told = f"exact; longest operation {busy:.1f} s"
     told += f", after 4 s of idleness {idle * 1e3:.0f} ms" if form.long else ""
-    return Verdict(busy < 3 and idle < 1, told)
+    return Verdict(busy < claim(3) and idle < claim(1), told)
 
 
 def forget(job: Job, kind: str) -> None:

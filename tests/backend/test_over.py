@@ -16,6 +16,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from lab.limits import limit
 from lab.outcomes import Outcome, in_child, outcome_of, rank_of
 from lab.ports import free_port
 from lab.ranks import HOST, Rank, Ranks, join
@@ -143,12 +144,14 @@ def test_premul_sum_in_place(two: Ranks, algorithm: str, transport: str) -> None
 # ---- the end of a program whose callback runs
 
 CALLBACK = """
-import os, sys, time
+import os, sys, threading, time
 import torch, torch.distributed as dist
 import ringcomm
 dist.init_process_group("ringcomm", rank=int(sys.argv[1]), world_size=2)
+begun = threading.Event()
 def callback(future):
     print("callback begins", flush=True)
+    begun.set()
     end = time.monotonic() + float(sys.argv[2])
     while time.monotonic() < end:
         time.sleep(0.001)
@@ -157,12 +160,12 @@ def callback(future):
 if sys.argv[1] == "1":
     time.sleep(0.3)  # so that the other one's worker ends it
 future = dist.all_reduce(torch.ones(4), async_op=True).get_future().then(callback)
-time.sleep(0.5)
+begun.wait()
 sys.exit(int(sys.argv[3]))
 """
 
 
-@pytest.mark.parametrize(("seconds", "code"), [(0.6, 0), (30, 0), (30, 7)])
+@pytest.mark.parametrize(("seconds", "code"), [(0.2, 0), (30, 0), (30, 7)])
 def test_a_program_ends_though_a_callback_runs(tmp_path: Path, seconds: float, code: int) -> None:
     env = {**os.environ, "MASTER_ADDR": HOST, "MASTER_PORT": str(free_port()), "ZYGOTE_WHOLE": "1"}
     words = [sys.executable, "-c", CALLBACK]
@@ -177,7 +180,7 @@ def test_a_program_ends_though_a_callback_runs(tmp_path: Path, seconds: float, c
         )
         for rank in range(2)
     ]
-    ends = [(process.communicate(timeout=60), process.returncode) for process in some]
+    ends = [(process.communicate(timeout=limit(60)), process.returncode) for process in some]
     assert [end[1] for end in ends] == [code, code], ends
     if seconds < 1:
         for (printed, _), _ in ends:

@@ -17,7 +17,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from lab.outcomes import DESTROYED, Outcome, in_child, outcome_of, rank_of
+from lab.limits import limit
+from lab.outcomes import DESTROYED, Outcome, hear, in_child, outcome_of, rank_of, tell
 from lab.ranks import Rank, Ranks, error_of, join
 
 FOLDER = Path(__file__).resolve().parent
@@ -157,16 +158,19 @@ def interrupted_call(rank: Rank, name: str) -> Outcome:
     """Rank 0 gives up a call that the others make later."""
 
     def body() -> Outcome:
-        join(rank_of(rank, f"call {name}"), seconds=30)
+        here = rank_of(rank, f"call {name}")
+        join(here, seconds=30)
         if name == "hook":
             dist.group.WORLD._register_on_completion_hook(lambda info: None)
         dist.barrier()
         call = blocking_calls(rank)[name]
         if rank.index == 1:
-            time.sleep(0.6)
+            hear(here, "given up")
             return outcome_of(call)
         alarm(0.2)
-        return outcome_of(call)
+        outcome = outcome_of(call)
+        tell(here, "given up")
+        return outcome
 
     return in_child(body)
 
@@ -187,17 +191,19 @@ def early_irecv(rank: Rank) -> Outcome:
     """A receive is posted, and its message comes after more than the group's timeout."""
 
     def body() -> Outcome:
-        join(rank_of(rank, "early"), seconds=1.0)
+        join(rank_of(rank, "early"), seconds=30)
         message, total = torch.zeros(4), torch.ones(4)
         dist.barrier()
+        dist.group.WORLD.set_timeout(timedelta(seconds=1))
         work = dist.irecv(message, 1, tag=7) if rank.index == 0 else None
+        dist.group.WORLD.set_timeout(timedelta(seconds=30))  # the others' calls have to be in time
         for _ in range(8):
             time.sleep(0.2)
             dist.all_reduce(total)
         if work is None:
             dist.send(torch.full((4,), 7.0), 0, tag=7)
         else:
-            work.wait()
+            work.wait(timedelta(seconds=30))
         return {"value": message[0].item(), **outcome_of(dist.barrier)}
 
     return in_child(body)
@@ -213,21 +219,22 @@ def late_message(rank: Rank, sends: bool, own: bool) -> Outcome:
     """Rank 0 waits for a message that does not come in time, or is not taken in time."""
 
     def body() -> Outcome:
-        join(rank_of(rank, f"late {sends} {own}"), seconds=30 if own else 0.5)
+        join(rank_of(rank, f"late {sends} {own}"), seconds=30)
         count = 100_000
         tensor = torch.full((count,), 1.0)
         dist.barrier()
-        limit = (timedelta(seconds=0.3),) if own else ()
         if rank.index == 0:
+            if not own:
+                dist.group.WORLD.set_timeout(timedelta(seconds=0.5))
+            most = (timedelta(seconds=0.3),) if own else ()
             work = dist.isend(tensor, 1, tag=3) if sends else dist.irecv(tensor, 1, tag=3)
-            kind, text = error_of(lambda: work.wait(*limit))
+            kind, text = error_of(lambda: work.wait(*most))
             dist.group.WORLD.set_timeout(timedelta(seconds=30))
             dist.barrier()
             move = dist.send if sends else dist.recv
             move(torch.full((count,), 2.0) if sends else tensor, 1, tag=3)
             outcome = {"late": kind, "text": text, "value": tensor[0].item()}
         else:
-            dist.group.WORLD.set_timeout(timedelta(seconds=30))
             dist.barrier()
             other = torch.full((count,), 2.0)
             (dist.recv if sends else dist.send)(other, 0, tag=3)
@@ -257,7 +264,7 @@ def busy_messages(rank: Rank) -> Outcome:
     """Rank 0 waits for a collective that never comes, while messages of the group fly."""
 
     def body() -> Outcome:
-        join(rank_of(rank, "busy"), seconds=1.0)
+        join(rank_of(rank, "busy"), seconds=30)
         dist.barrier()
         tensor, over = torch.zeros(16), threading.Event()
 
@@ -274,6 +281,7 @@ def busy_messages(rank: Rank) -> Outcome:
         begin = time.monotonic()
         outcome = {"kind": "", "text": ""}
         if rank.index == 0:
+            dist.group.WORLD.set_timeout(timedelta(seconds=1))
             work = dist.all_reduce(torch.ones(4), async_op=True)
             outcome["kind"], outcome["text"] = error_of(work.wait)
             over.set()
@@ -286,4 +294,4 @@ def busy_messages(rank: Rank) -> Outcome:
 def test_messages_hide_no_timeout(two: Ranks) -> None:
     first, _ = two(busy_messages)
     assert "Timed out after" in first["text"], first
-    assert first["seconds"] < 10, first
+    assert first["seconds"] < limit(10), first

@@ -27,6 +27,13 @@ void require(bool condition, const Parts&... what) {
   if (!condition) throw Failure(str(what...));
 }
 
+// How many times as long as alone something may take that is quick: more beside other tests, which
+// test_cpp.py says.
+inline int slack() {
+  const char* const times = std::getenv("TEST_SLACK");
+  return times == nullptr ? 1 : std::atoi(times);
+}
+
 struct Check {
   std::string name;
   std::function<void()> body;

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 from collections.abc import Callable
@@ -11,7 +12,7 @@ import pytest
 from conftest import forms
 
 from lab import ROOT
-from lab.limits import limit, seed
+from lab.limits import claim, limit, seed
 from lab.simulated_device import SIMULATED
 
 Program = Callable[..., Path]
@@ -26,7 +27,11 @@ WITHOUT_MEMORY_CHECKS += ["meeting_sim", "decree_sim", "step_sim"]
 
 def output(command: list[str | Path], seconds: float) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [str(word) for word in command], capture_output=True, text=True, timeout=limit(seconds)
+        [str(word) for word in command],
+        capture_output=True,
+        text=True,
+        timeout=limit(seconds),
+        env={**os.environ, "TEST_SLACK": str(round(claim(1)))},
     )
 
 

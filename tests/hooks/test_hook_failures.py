@@ -15,7 +15,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 import ringcomm
 from lab import ROOT
+from lab.limits import claim, limit
 from lab.outcomes import Outcome, check, in_child, outcome_of, rank_of
+from lab.ports import free_port
 from lab.ranks import Rank, Ranks, join, ranks
 from ringcomm.compression import hooks
 
@@ -81,15 +83,14 @@ def test_a_rank_killed_before_a_call_is_named(three: Ranks) -> None:
 
 
 LEAVES = """
-import datetime, sys, torch, torch.distributed as dist, ringcomm
-dist.init_process_group("ringcomm", timeout=datetime.timedelta(seconds=60))
+import datetime, torch, torch.distributed as dist, ringcomm
+dist.init_process_group("ringcomm", timeout=datetime.timedelta(seconds=1000))
 tensor = torch.ones(1000)
 ringcomm.compression.quantized_all_reduce(tensor)
 if dist.get_rank() == 0:
     work = ringcomm.compression.quantized_all_reduce(tensor, async_op=True)
     raise SystemExit(3)  # while the thread waits for rank 1
-import time
-time.sleep(2)
+input()  # until the process of rank 0 has ended
 try:
     ringcomm.compression.quantized_all_reduce(tensor)
 except dist.DistBackendError as error:
@@ -101,8 +102,7 @@ except dist.DistBackendError as error:
 def test_a_program_that_ends_while_its_thread_waits() -> None:
     """It ends at once, without a crash, and its peers hear of it."""
     began = time.monotonic()
-    with subprocess.Popen(["true"]) as nothing:
-        port = 20000 + nothing.pid % 10000
+    port = free_port()
     some = [
         subprocess.Popen(
             [sys.executable, "-c", LEAVES],
@@ -114,14 +114,15 @@ def test_a_program_that_ends_while_its_thread_waits() -> None:
                 "MASTER_PORT": str(port),
             },
             cwd=ROOT,
+            stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
         )
         for index in range(2)
     ]
-    outputs = [process.communicate(timeout=60)[0] for process in some]
+    outputs = [process.communicate("go on\n", timeout=limit(60))[0] for process in some]
     assert some[0].returncode == 3, outputs[0]
     assert some[1].returncode == 4, outputs[1]
     assert "rank 0" in outputs[1]
-    assert time.monotonic() - began < 40
+    assert time.monotonic() - began < claim(40)

@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 from lab.hosts import Hosts
+from lab.limits import claim, limit
 from lab.namespaces import missing, tool
 
 pytestmark = pytest.mark.skipif(missing() is not None, reason=str(missing()))
@@ -57,17 +58,17 @@ class Lab:
             streams = []
             for rank, path in enumerate(self._sockets):
                 stream = self._connect(path, stack)
-                variables = {"RINGCOMM_RESUME_SECONDS": "1", **env, **others[rank]}
+                variables = {"RINGCOMM_RESUME_SECONDS": "3", **env, **others[rank]}
                 words = json.dumps({**place, "rank": rank, "environment": variables})
                 print(words, file=stream, flush=True)
                 streams.append(stream)
             return [json.loads(stream.readline()) for stream in streams]
 
     def _connect(self, path: Path, stack: contextlib.ExitStack) -> Any:
-        end = time.monotonic() + 60  # it imports torch first
+        end = time.monotonic() + limit(60)  # it imports torch first
         while True:
             connection = stack.enter_context(socket.socket(socket.AF_UNIX))
-            connection.settimeout(60)
+            connection.settimeout(limit(60))
             try:
                 connection.connect(str(path))
             except (FileNotFoundError, ConnectionRefusedError):
@@ -134,7 +135,7 @@ def docker0(lab: Lab) -> Iterator[None]:
         lab.ip(host, "link", "set", "inside0", "up")
         lab.ip(host, "addr", "add", "172.17.0.1/16", "dev", "docker0")
         lab.ip(host, "link", "set", "docker0", "up")
-    end = time.monotonic() + 5
+    end = time.monotonic() + limit(5)
     while any(lab.look(host, "docker0")["operstate"] != "UP" for host in range(2)):
         assert time.monotonic() < end, "docker0 does not come up"
         time.sleep(0.01)
@@ -151,7 +152,7 @@ def test_a_docker0_on_both_hosts_is_in_nobodys_way(lab: Lab, ports: str) -> None
     answers = lab.run(RINGCOMM_PORTS=ports, RINGCOMM_IFNAME="^fast0")
     good(answers)
     assert all("172.17.0.1" in listened(answer) for answer in answers)
-    assert max(answer["seconds"] for answer in answers) < 5
+    assert max(answer["seconds"] for answer in answers) < claim(5)
     without = lab.run(RINGCOMM_PORTS=ports, RINGCOMM_IFNAME="^fast0,docker,br-")
     good(without)
     assert not any("172.17.0.1" in listened(answer) for answer in without)
@@ -163,7 +164,7 @@ def test_an_address_that_both_hosts_have_is_nobodys(lab: Lab) -> None:
         assert "listens at 172.17.0.1:" in answer["error"]
         assert "an address that this host, which is another one, has as well" in answer["error"]
         assert "choose an interface between them with RINGCOMM_IFNAME" in answer["error"]
-        assert answer["seconds"] < 5
+        assert answer["seconds"] < claim(5)
 
 
 @pytest.mark.parametrize(
@@ -216,7 +217,7 @@ def names_what_is_out_of_reach(lab: Lab, answer: dict[str, Any], rank: int, port
     assert f" to {here} for " in error
     assert "see whether that host runs, has a route to this one, and lets these ports" in error
     assert "RINGCOMM_IFNAME and RINGCOMM_PORTS" in error
-    assert 1 < answer["seconds"] < 20
+    assert 3 < answer["seconds"] < claim(20)
 
 
 def test_a_host_that_is_loopback_to_itself(lab: Lab) -> None:
@@ -262,4 +263,4 @@ def test_loopback_is_told_to_no_other_host(lab: Lab, who: tuple[int, ...]) -> No
         assert "choose an interface between them with RINGCOMM_IFNAME" in answer["error"]
         if who == (rank,):
             assert f"rank {1 - rank} failed: " in answer["error"]
-        assert answer["seconds"] < 5
+        assert answer["seconds"] < claim(5)

@@ -15,6 +15,7 @@ import pytest
 
 from lab import ROOT, namespaces
 from lab.hosts import Hosts
+from lab.limits import limit
 
 pytestmark = pytest.mark.skipif(namespaces.missing() is not None, reason=str(namespaces.missing()))
 
@@ -230,8 +231,8 @@ def test_ranks_that_hang_are_ended() -> None:
         script = 'echo began; [ "$RANK" = 0 ] || sleep 60; exit 3'
         begin = time.monotonic()
         command = ["sh", "-c", script]
-        results = hosts.run_ranks(command, timeout=0.7, meanwhile=lambda: called.append(1))
-        assert time.monotonic() - begin < 5
+        results = hosts.run_ranks(command, timeout=limit(0.7), meanwhile=lambda: called.append(1))
+        assert time.monotonic() - begin < limit(5)  # less than the one that hangs would take
         assert results == [(3, "began\n"), (-9, "began\n")]
         assert called == [1]
 
@@ -244,7 +245,7 @@ def test_nothing_is_left_and_nothing_is_seen_outside() -> None:
             assert len(here() - before) == (2 + 2) + (3 + 2)
             child = hosts.start(0, ["sh", "-c", "sleep 60 & sleep 60"])
             orphan = others.start(0, ["setsid", "--fork", "sleep", "61"])
-            assert orphan.wait(5) == 0  # its child lives on, in a session of its own
+            assert orphan.wait(limit(5)) == 0  # its child lives on, in a session of its own
             pids = namespaces.tool("ip", "netns", "pids", others.namespaces[0]).split()
             assert len(pids) == 1
         assert child.returncode == -9

@@ -70,7 +70,7 @@ stop = []
 signal.signal(signal.SIGTERM, lambda *_: stop.append(1))
 with socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(3)) as wire:
     wire.bind(("eth0", 0))
-    wire.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 64 << 20)
+    wire.setsockopt(socket.SOL_SOCKET, 33, 64 << 20)  # SO_RCVBUFFORCE: more than net.core.rmem_max
     with open(sys.argv[1], "wb") as file:
         open(sys.argv[1] + ".begun", "w").close()
         while select.select([wire], [], [], 0.2)[0] or not stop:

@@ -13,12 +13,13 @@ import pytest
 
 import ringcomm
 from lab.hosts import Hosts, RankResult
+from lab.limits import claim, limit
 from lab.namespaces import missing, tool
 from lab.ports import free_port
 from ringcomm.tools.doctor import facts
 
 needs_hosts = pytest.mark.skipif(missing() is not None, reason=str(missing()))
-SECONDS = 60  # guards against hangs; the examination itself says how long it took
+SECONDS = limit(60)  # guards against hangs; the examination itself says how long it took
 PORT = 40000
 # Programs start side by side on a busy machine, and are waited for. Where one never comes, shorter.
 WAIT = ["--wait", "30"]
@@ -40,7 +41,7 @@ class Told:
         ]
         self.status = self.json["status"]
         assert results[0].returncode == self.status, results
-        assert self.json["seconds"] < float(wait[1]) + 15  # 26 s, by the default of --wait
+        assert self.json["seconds"] < float(wait[1]) + claim(15)  # 26 s, by the default of --wait
 
     def says(self, *words: str) -> str:
         """Return the finding that has all these words."""
@@ -186,8 +187,8 @@ def test_two_hosts_with_one_name(lab: Lab) -> None:
 
 @needs_hosts
 def test_few_descriptors(lab: Lab) -> None:
-    limit = '[ "$RANK" = 0 ] || ulimit -n 24; exec "$@"'
-    told = lab.run(command=["sh", "-c", limit, "sh", *DOCTOR])
+    few = '[ "$RANK" = 0 ] || ulimit -n 24; exec "$@"'
+    told = lab.run(command=["sh", "-c", few, "sh", *DOCTOR])
     assert told.status in (1, 2)
     told.says("Rank 1 on host1 may open 24 descriptors")
 

@@ -13,12 +13,12 @@ from typing import Any
 
 import pytest
 
-from lab.limits import limit
+from lab.limits import claim, limit
 from lab.ports import free_port
 from lab.proxy import Proxy, Way
 
 DOCTOR = (sys.executable, "-m", "ringcomm", "doctor", "--wait", "8")
-IN_TIME = 30.0  # seconds that the page of the doctor promises
+IN_TIME = claim(30)  # seconds that the page of the doctor promises
 
 
 def start(rank: int, port: int, out: Path) -> subprocess.Popen[str]:

@@ -312,9 +312,12 @@ def test_trace_has_the_line_of_the_rank_that_is_missing(
     folder = tmp_path / "records"
     text = job(
         "from datetime import timedelta\n"
+        "loading = os.environ['RINGCOMM_TRACE'] + '/loading'\n"
         "def load_batch():\n"
+        "    open(loading, 'w').close()\n"
         "    while not os.path.exists(os.environ['RINGCOMM_TRACE'] + '/rank_1'): time.sleep(0.01)\n"
         "if rank == 0:\n"
+        "    while not os.path.exists(loading): time.sleep(0.01)\n"
         "    try: dist.all_reduce(torch.ones(60), async_op=True).wait(timedelta(seconds=0.2))\n"
         "    except RuntimeError: dist.group.WORLD._get_backend(torch.device('cpu')).abort()\n"
         "else: load_batch()\n",

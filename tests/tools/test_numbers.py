@@ -14,6 +14,7 @@ import torch.distributed as dist
 from conftest import Run
 
 import ringcomm
+from lab.limits import limit
 from lab.ranks import Rank, Ranks, ranks
 
 
@@ -29,7 +30,7 @@ def check_stats(rank: Rank) -> None:
         dist.all_reduce(torch.ones(250), group=group)
     dist.barrier(group=group)
     if rank.index == 1:
-        time.sleep(0.2)
+        time.sleep(2)  # the other may come late itself, by less
     dist.all_reduce(torch.ones(250), group=group)
     dist.all_to_all_single(torch.ones(2), torch.ones(2), group=group)
     numbers = ringcomm.stats(group)
@@ -39,7 +40,7 @@ def check_stats(rank: Rank) -> None:
     assert (done["all_to_all"]["operations"], done["all_to_all"]["bytes"]) == (1, 8)
     assert set(numbers["waits"]) == {1 - rank.index}
     if rank.index == 0:
-        assert 0.15 < numbers["waits"][1] < 10
+        assert 0.15 < numbers["waits"][1] < limit(10)
         assert done["all_reduce"]["seconds"] > 0.15
     assert not numbers["failure"]
     logged = ringcomm.stats(group, flat=True)

@@ -35,14 +35,16 @@ struct Buffer {
   std::vector<float> data;
 };
 
-// Runs `body` and returns the text of the exception that it must throw within `most` seconds.
+// Runs `body` and returns the text of the exception that it must throw within `most` seconds, or
+// later on a busy machine.
 template <typename Error>
 std::string text_of(double most, const std::function<void()>& body) {
   const Deadline clock(std::chrono::hours(1));
   try {
     body();
   } catch (const Error& error) {
-    require(clock.elapsed_seconds() < most, "took ", clock.elapsed_seconds(), " s: ", error.what());
+    require(clock.elapsed_seconds() < most * slack(), "took ", clock.elapsed_seconds(),
+            " s: ", error.what());
     return error.what();
   }
   throw Failure("no exception");
@@ -55,7 +57,7 @@ void require_in(const std::string& text, const std::string& part) {
 void require_quick_shutdown(Communicator& group) {
   const Deadline clock(std::chrono::hours(1));
   group.shutdown();
-  require(clock.elapsed_seconds() < 2, "shutdown took ", clock.elapsed_seconds(), " s");
+  require(clock.elapsed_seconds() < 2 * slack(), "shutdown took ", clock.elapsed_seconds(), " s");
 }
 
 // Every rank learns that rank `odd` called something else, with both descriptions.
@@ -107,8 +109,9 @@ void killed(int size, Rank victim, bool forked_child_lives) {
     Buffer buffer(100'000);
     for (int i = 0; i < 5; ++i) group->run(buffer.operation(Collective::kAllReduce));
     if (rank == victim) {
-      if (forked_child_lives && ::fork() == 0) {
-        ::sleep(3);  // holds all that it inherited
+      if (forked_child_lives && ::fork() == 0) {  // holds all that it inherited
+        const Deadline over(std::chrono::seconds(60));
+        while (!store.has("told") && !over.passed()) ::usleep(1000);
         ::_exit(0);
       }
       ::kill(::getpid(), SIGKILL);
@@ -116,6 +119,7 @@ void killed(int size, Rank victim, bool forked_child_lives) {
     const std::string text = text_of<PeerError>(1.0, [&] {
       for (int i = 0; i < 5; ++i) group->run(buffer.operation(Collective::kAllReduce));
     });
+    store.set("told", "");
     require_in(text, str("rank ", victim));
     require_in(text, "all_reduce #");
     require_quick_shutdown(*group);
@@ -132,17 +136,18 @@ void late_rank() {
     const auto group = join(store, rank, 3, Millis(20'000));
     Buffer buffer(10);
     group->run(buffer.operation(Collective::kAllReduce));
-    group->state().set_timeout(Millis(400));
+    group->state().set_timeout(Millis(2000));
     if (rank == 2) {
-      ::usleep(900'000);
+      while (store.add("timed out", 0) < 2) ::usleep(1000);
       const std::string text =
           text_of<PeerError>(1, [&] { group->run(buffer.operation(Collective::kAllReduce)); });
       require_in(text, "Timed out");
       return;
     }
     const std::string text =
-        text_of<std::exception>(1.5, [&] { group->run(buffer.operation(Collective::kAllReduce)); });
-    require_in(text, "Timed out after 0.4");
+        text_of<std::exception>(4, [&] { group->run(buffer.operation(Collective::kAllReduce)); });
+    store.add("timed out", 1);
+    require_in(text, "Timed out after 2");
     require_in(text,
                "(alive, last finished #1 all_reduce float32[10] SUM, has not called #2; pid ");
     require_quick_shutdown(*group);
@@ -229,27 +234,27 @@ void a_reader_of_one_that_gives_up() {
   for (const auto& operation : operations) operation->end(false);
 }
 
-// abort() frees the caller of run() on this rank and on the others.
+// abort() frees the callers of run() on this rank and on the others, and those that call later.
 void aborted() {
   SharedStore store;
-  require_all_zero(run_processes(2, [&](Rank rank) {
-    const auto group = join(store, rank, 2, Millis(20'000));
+  require_all_zero(run_processes(3, [&](Rank rank) {
+    const auto group = join(store, rank, 3, Millis(20'000));
     Buffer buffer(10);
+    std::thread aborter;
+    if (rank == 0) store.set("calls", "");
     if (rank == 1) {
-      std::thread aborter([&] {
-        ::usleep(200'000);
+      aborter = std::thread([&] {
+        while (!store.has("calls")) ::usleep(1000);
+        ::usleep(200'000);  // by then, both wait for rank 2
         group->abort("the user said so");
+        store.set("aborted", "");
       });
-      const std::string text =
-          text_of<PeerError>(1, [&] { group->run(buffer.operation(Collective::kAllReduce)); });
-      require_in(text, "the user said so");
-      aborter.join();
-      return;
     }
-    ::usleep(500'000);
+    while (rank == 2 && !store.has("aborted")) ::usleep(1000);
     const std::string text =
         text_of<PeerError>(1, [&] { group->run(buffer.operation(Collective::kAllReduce)); });
     require_in(text, "the user said so");
+    if (aborter.joinable()) aborter.join();
   }));
 }
 
@@ -275,7 +280,7 @@ void asynchronous_death() {
     }
     require(group->wait(*task) && task->error, "the task fails");
     require(group->wait(*message) && message->error, "the message fails");
-    require(clock.elapsed_seconds() < 1, "took ", clock.elapsed_seconds(), " s");
+    require(clock.elapsed_seconds() < slack(), "took ", clock.elapsed_seconds(), " s");
     require_quick_shutdown(*group);
   });
   require(statuses[0] == 0 && WIFSIGNALED(statuses[1]), "statuses");

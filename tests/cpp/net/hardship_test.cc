@@ -99,8 +99,10 @@ class Pause final : public Receiver {
 
 // The end that accepts has something to say, and says it together with the handshake's last words.
 // Nothing follows, since its thread is kept: so nothing else makes the other end look again.
+// After 2 s of silence the connection would be closed, and the frame would come over the next one.
 void first_words() {
   constexpr uint64_t kChannel = 7;
+  int late = 0;
   for (int round = 0; round < 20; ++round) {
     Place self(on_loopback(encrypted())), other(on_loopback(encrypted()));
     Counter counter;
@@ -118,10 +120,13 @@ void first_words() {
       pause.go_on.notify_all();
     }};
     wait_until([&] { return counter.came == 1 || pause.asked; }, [&] { return there.condition(); });
+    const Deadline soon(std::chrono::milliseconds(1500));
     wait_until([&] { return counter.came == 1; },
-               [&] { return str("connection ", round, ": its first frame lies unread"); },
-               std::chrono::milliseconds(1500));  // then silence would close it
+               [&] { return str("connection ", round, ": its first frame lies unread"); });
+    late += soon.passed() ? 1 : 0;
   }
+  const int may_be = slack() > 1 ? 3 : 0;  // a busy machine keeps a thread waiting now and then
+  require(late <= may_be, late, " of 20 first frames lay unread");
 }
 
 // ---- lack of this process's resources

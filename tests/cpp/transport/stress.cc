@@ -288,7 +288,8 @@ void continuations(int size, uint64_t seed) {
   });
 }
 
-// How long rank 1 stays in a barrier after the last rank came to it: the median of 40, in seconds.
+// How long rank 1 stays in a barrier after the last rank came to it: the lower quartile of 40, in
+// seconds, since a busy machine makes some of them longer.
 // That rank comes 30 ms late: the others are asleep by then, between two looks at their peers.
 template <typename Kind>
 double late_barrier() {
@@ -306,8 +307,8 @@ double late_barrier() {
     group->shutdown();
   });
   for (size_t i = 0; i < came.size(); ++i) seconds.push_back(left[i] - came[i]);
-  std::ranges::nth_element(seconds, seconds.begin() + 20);
-  return seconds[20];
+  std::ranges::nth_element(seconds, seconds.begin() + 10);
+  return seconds[10];
 }
 
 // Runs a broken transport; 1 when it was caught.
@@ -319,10 +320,14 @@ int broken(const std::string& how) {
     return 1;
   }
   if (how != "deaf") return 0;
-  // A sleeper that nobody wakes looks again after 20 ms.
-  const double good = late_barrier<Transport>(), bad = late_barrier<DeafTransport>();
-  std::printf("%.2f ms when signals wake, %.2f ms when they do not\n", good * 1e3, bad * 1e3);
-  return bad > 3 * good ? 1 : 0;
+  // A sleeper that nobody wakes looks again after 20 ms. On a busy machine the others are slow as
+  // well, so it has several turns to be caught.
+  for (int turn = 0; turn < 5; ++turn) {
+    const double good = late_barrier<Transport>(), bad = late_barrier<DeafTransport>();
+    std::printf("%.2f ms when signals wake, %.2f ms when they do not\n", good * 1e3, bad * 1e3);
+    if (bad > 3 * good) return 1;
+  }
+  return 0;
 }
 
 std::vector<Check> all_checks() {
