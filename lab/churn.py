@@ -172,22 +172,23 @@ class Actor:
     def before_agreement(self, epochs: Epochs, decided: int, extra: str) -> None:
         """Go where guests come in at the same time.
 
-        Not before rank 0 has them in its slip: its vote before that fails if this rank has gone,
-        and then they come a step later.
+        Not before rank 0 has them in its slip, nor before all have that make guests members: the
+        vote before that fails where this rank has gone, and then they come a step later.
         """
         if self.world is None:
             return
         changes = self.world._at
         step = decided - (changes.counters.commits - changes.counters.steps)
         if extra[:1] in SLIPS:
-            (self.folder / f"offers-{step}-{SLIPS[extra[:1]]}").touch()
+            (self.folder / f"offers-{step}-{SLIPS[extra[:1]]}-{self.number}").touch()
         if self.exit.how not in SLIPS.values() or step != self.exit.step:
             return
         if bool(epochs.guests) != (self.exit.how == "guests"):
             return
-        offers = self.folder / f"offers-{step}-{self.exit.how}"
+        offers = f"offers-{step}-{self.exit.how}-*"
+        awaited = len(epochs.members) if self.exit.how == "guests" else 1
         deadline = time.monotonic() + limit(30)
-        while not offers.exists():
+        while len(list(self.folder.glob(offers))) < awaited:
             if time.monotonic() > deadline:
                 raise TimeoutError(f"rank 0 takes nobody in after step {step}")
             time.sleep(0.001)

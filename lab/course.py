@@ -22,7 +22,7 @@ import torch.distributed as dist
 
 from lab.limits import limit
 from lab.ranks import HOST, end_with_parent
-from lab.trainee import CLASSES, FEATURES, Log, Plan
+from lab.trainee import CLASSES, FEATURES, Log, Plan, be_patient
 from lab.trainees import Trainees
 from ringcomm import Options, elastic
 
@@ -38,6 +38,7 @@ def begin(path: str, plan: Plan, program: Program) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.environ.update(plan.settings)
     torch.set_num_threads(1)
+    be_patient(plan)
     log = Log(Path(path))
     log("began")
     try:

@@ -13,6 +13,7 @@ import signal
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -25,6 +26,7 @@ from torch.distributed.tensor.parallel import (
     parallelize_module,
 )
 from torch.nn.parallel import DistributedDataParallel
+from torch.optim.lr_scheduler import CosineAnnealingLR
 from torch.utils.data import DataLoader, TensorDataset
 
 from lab.limits import limit
@@ -56,6 +58,8 @@ class Part:
     waits: bool = False  # for each checkpoint to be on the disk, before the next step
     checkpoints: str = ""
     pause: float = 0.0
+    gate: str = ""  # a file: nobody goes on from step `at` before it is there
+    drops: float = 0.1  # of the inputs; checkpoints hold no random numbers
 
 
 class Dying(nn.Module):
@@ -89,20 +93,25 @@ def die_in_copy(step: int) -> None:
     Copies._exchange = dying  # type: ignore[method-assign, assignment]
 
 
-def model_of(world: elastic.World, kind: str) -> tuple[nn.Module, Dying]:
-    """Return a model of uneven layers, sharded over the world's mesh, and the place to die in."""
+def model_of(world: elastic.World, kind: str, drops: float = 0.0) -> tuple[nn.Module, Dying]:
+    """Return a model of uneven layers, sharded over the world's mesh, and the place to die in.
+
+    As in most programs, the outermost module has parameters of its own: those of the head. Their
+    gradients come first in a backward pass, and are reduced last.
+    """
     torch.manual_seed(world.rank)  # `track` gives all the state of the first
     dying = Dying()
-    net = nn.Sequential(nn.Linear(FEATURES, 34), nn.ReLU(), dying, nn.Linear(34, CLASSES))
+    body = nn.Linear(FEATURES, 34)
+    net = nn.Sequential(nn.Dropout(drops), body, nn.ReLU(), dying, nn.Linear(34, CLASSES))
     if kind == "plain":
         return DistributedDataParallel(net, init_sync=False), dying
     if kind == "tensor":
-        plan = {"0": ColwiseParallel(), "3": RowwiseParallel()}
+        plan = {"1": ColwiseParallel(), "4": RowwiseParallel()}
         parallelize_module(net, world.mesh["shard"], plan, src_data_rank=None)
+        torch.manual_seed(world.rank // 2)  # the ranks of a unit drop out the same inputs
         return net, dying
     mesh = world.mesh if kind == "both" else world.mesh["shard"]
-    for layer in (net[0], net[3]):
-        fully_shard(layer, mesh=mesh)
+    fully_shard(body, mesh=mesh)
     return fully_shard(net, mesh=mesh), dying
 
 
@@ -132,12 +141,13 @@ def train(world: elastic.World, log: Log, part: Part) -> None:
     number, below = int(os.environ["RANK"]), part.below or world.size - 1
     if number == part.dies and part.place == "copy":
         die_in_copy(part.at)
-    net, dying = model_of(world, part.kind)
+    net, dying = model_of(world, part.kind, part.drops)
     opt = torch.optim.AdamW(net.parameters(), lr=1e-2)
+    sched = CosineAnnealingLR(opt, 100)
     sampler, loader = loader_of(part.kind)
     world.on_change(lambda change: log("change", size=change.size, ms=change.seconds * 1e3))
     log("asks")
-    world.track(net=net, opt=opt, sampler=sampler)
+    world.track(net=net, opt=opt, sched=sched, sampler=sampler)
     if part.checkpoints:
         world.checkpoint(part.checkpoints, every=2)
     log("tracked", step=world.step_number, place=place_of(world), rank=world.rank)
@@ -157,6 +167,7 @@ def train(world: elastic.World, log: Log, part: Part) -> None:
                 opt.step()
                 if dying.place == "end":
                     die()
+            sched.step()
             if step.counted:
                 log(
                     "step",
@@ -167,10 +178,13 @@ def train(world: elastic.World, log: Log, part: Part) -> None:
                     samples=samples.tolist(),
                 )
                 if world._saving is not None and part.waits:
+                    world._end_body()
                     world._saving.checkpoints.finish()
                 if world.step_number == part.validates:
                     log("validated", sum=world.attempt(lambda: validate(number, part)))
             time.sleep(part.pause)
+            if part.gate and world.step_number >= part.at:
+                pass_gate(Path(part.gate))
             if world.step_number >= part.steps:
                 break
     stats, copies = world.stats(), world._at.copies
@@ -184,6 +198,13 @@ def validate(number: int, part: Part) -> float:
     value = torch.ones(1)
     torch.distributed.all_reduce(value)
     return float(value.item())
+
+
+def pass_gate(gate: Path) -> None:
+    deadline = time.monotonic() + limit(60)
+    while not gate.exists():
+        assert time.monotonic() < deadline, f"nobody opens {gate}"
+        time.sleep(0.002)
 
 
 def await_guests(world: elastic.World) -> None:

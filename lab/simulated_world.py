@@ -89,7 +89,7 @@ class Model:
     """Stands in for Tracked: the state is a number of steps, of which each rank holds a shard."""
 
     sampler = None
-    parameters = optimizers = schedulers = scalers = wrappers = ()
+    parameters = optimizers = schedulers = scalers = wrappers = generators = ()
 
     def __init__(self, course: Course) -> None:
         self.course, self.steps, self.epoch = course, 0, 0
@@ -102,7 +102,7 @@ class Model:
         self.steps += 1
         self.course.applied(self.steps, self.epoch)
 
-    def mark(self) -> None:
+    def mark(self, *, parameters: bool = False) -> None:
         """A step begins, in this epoch. The decision that ends it may be what makes it count."""
         self.epoch = self.course.time.owner.more.world.epoch
 
@@ -128,7 +128,7 @@ class Model:
     def _nothing(self, *_: Any, **__: Any) -> None:
         pass
 
-    finish = undo = forget_undo = restore = begin_again = _nothing
+    finish = undo = forget_undo = restore = leave_out = keep_rates = begin_again = _nothing
 
 
 class Units:

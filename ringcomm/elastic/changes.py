@@ -9,6 +9,7 @@ give them the state.
 from __future__ import annotations
 
 import json
+import operator
 import random
 import sys
 import time
@@ -95,6 +96,7 @@ class Counters:
         self.steps = 0
         self.seed = 0
         self.world = 0  # its name, in files: no other world has that number
+        self.returns = 0  # to an earlier step, when the last unit had lost a rank
         self.act = 0  # of the last step
         self.talks = False  # a step had operations between its optimizers, or a closure
 
@@ -104,11 +106,16 @@ class Counters:
     def load_state_dict(self, state: dict[str, int]) -> None:
         vars(self).update(state)
 
+    @property
+    def history(self) -> int:
+        """A number that is another one whenever steps may be made once more, with other bits."""
+        return hash((self.world, self.returns)) & (1 << 62) - 1
+
     def seed_generators(self, place: int) -> None:
         """Give a rank that enters random numbers of its own, the same in every such run.
 
-        `place` is that among the ranks which enter now. Its rank will not do: that is another one
-        in a run where a rank that dies soon has left before.
+        `place` is that among those which enter now. Its rank will not do: that is another one in a
+        run where a rank that dies soon has left before.
         """
         seed = hash((self.seed, self.commits, place))
         torch.manual_seed(seed & (1 << 63) - 1)
@@ -423,7 +430,8 @@ class Changes:
             return
         assert self.tracked is not None
         try:
-            copies.make(self.counters.steps, self.tracked, holders(epochs.members_by_place))
+            counters, to = self.counters, holders(epochs.members_by_place)
+            copies.make(counters.steps, self.tracked, to, counters.history)
         except (TypeError, ValueError) as error:
             epochs.wants_copies = False
             say(
@@ -530,7 +538,10 @@ class Changes:
         """Bind the sampler to the present members, or to units where their ranks share batches."""
         assert self.tracked is not None
         sampler, epochs = self.tracked.sampler, self.epochs
-        names = [sampler.name_of(process) for process in epochs.members]
+        members = list(epochs.members)
+        if epochs.is_last_unit:  # one that came takes the batches of the one that died
+            members.sort(key=lambda process: process.shard)
+        names = [sampler.name_of(process) for process in members]
         sampler._bind(sampler.name_of(epochs.me), list(dict.fromkeys(names)), ahead, accumulate)
 
     def _carry_over(self) -> None:
@@ -578,6 +589,8 @@ class Changes:
             say(f"elastic: {_sentence(change, self.counters.steps)}")
         for callback in self.on_change:
             callback(change)
+        if self.tracked is not None:
+            self.tracked.keep_rates()  # a step that comes again takes those of the callbacks
 
     def _remember(self, change: Change) -> None:
         self.history.add(
@@ -664,11 +677,26 @@ class Changes:
             epochs.pulse.end()
         if self.is_torn:
             self.counters.commits = decided.step
-        old = {process.uuid for process in self.before}
-        joined = [process.uuid for process in epochs.members if process.uuid not in old]
-        self.counters.seed_generators(joined.index(epochs.me.uuid))
+        self._seed_generators()
         self.deal()
         self.regroup()
+
+    def _seed_generators(self) -> None:
+        """Give this rank random numbers that no other one has, but for those that share batches.
+
+        They compute as one, so they drop out the same numbers. Generators that are tracked have
+        come with the state.
+        """
+        epochs, tracked = self.epochs, self.tracked
+        assert tracked is not None
+        old = {process.uuid for process in self.before}
+        joined = [process for process in epochs.members if process.uuid not in old]
+        name = tracked.sampler.name_of if tracked.sampler else operator.attrgetter("uuid")
+        names = list(dict.fromkeys(map(name, joined)))
+        came = [(generator, generator.state_dict()) for generator in tracked.generators]
+        self.counters.seed_generators(names.index(name(epochs.me)))
+        for generator, state in came:
+            generator.load_state_dict(state)
 
     def share_state(self, giver: int = 0) -> None:
         """Give that rank's state to all others, before anything was trained.

@@ -156,6 +156,13 @@ class Checkpoints:
         paths = self._until(most)
         return _order(paths[0])[0] if paths else -1
 
+    def about(self, step: int) -> dict[str, Any]:
+        """Return what `save` was told about the newest checkpoint up to `step`; {}: damaged."""
+        with contextlib.suppress(_DamageError, IndexError):
+            manifest = _check(self._until(step)[0], hashes=False)
+            return dict(manifest["about"])
+        return {}
+
     def _until(self, most: int | None) -> list[Path]:
         paths = _checkpoints(self.directory)
         return [path for path in paths if most is None or _order(path)[0] <= most]

@@ -30,7 +30,7 @@ from ringcomm.elastic.unit_groups import UnitGroups
 from ringcomm.options import Variables
 
 SHARE = 0.05  # of the time that training may stand still for copies
-RANDOM = "random"  # the key in a copy's header
+RANDOM, HISTORY = "random", "history"  # keys in a copy's header
 CHECKSUM_BYTES = 8
 
 
@@ -52,6 +52,11 @@ class Shard:
     def packed(self) -> Packed:
         """Return it as `transfer.send` takes it, and `room_for` makes it on the other side."""
         return Packed(self.header, [self.data], 0)
+
+    @property
+    def history(self) -> int:
+        """The course of training that it is of: see newest.py."""
+        return int(transfer.decode(self.header)[HISTORY])
 
     def is_whole(self) -> bool:
         """Tell whether its bytes are those that were copied."""
@@ -164,16 +169,17 @@ class Copies:
 
     # ---- making
 
-    def make(self, step: int, tracked: Tracked, holders: list[int]) -> None:
+    def make(self, step: int, tracked: Tracked, holders: list[int], history: int) -> None:
         """Copy this rank's shard, and send it to its holder: all ranks of the unit together.
 
-        `holders` are the places of the holders, by place. Messages go on after this has returned,
-        unless it is the first copy, or comes after `cut`. Raises what the unit's group raises.
+        `holders` are the places of the holders, by place; `history`: see newest.py. Messages go on
+        after this has returned, unless it is the first copy, or comes after `cut`. Raises what the
+        unit's group raises.
         """
         assert self._groups is not None
         began, place = self._clock(), self._groups.place
         self.finish()
-        packed = tracked.pack({RANDOM: random_states.take()})
+        packed = tracked.pack({RANDOM: random_states.take(), HISTORY: history})
         # Nobody has begun this operation before the last copy has come to it, and that is whole
         # then: the one before it may be written over.
         sizes = self._tell([CHECKSUM_BYTES + len(packed.header), packed.total_bytes])
@@ -250,6 +256,11 @@ class Copies:
         steps = [shard.step for shard in self._shards(place) if most is None or shard.step <= most]
         return max(steps, default=NONE)
 
+    def history(self, place: int, step: int) -> int:
+        """Return that of the shard."""
+        shard = self.shard(place, step)
+        return shard.history if shard is not None else NONE
+
     def check(self, place: int, step: int) -> None:
         """Read all of a shard, and forget it if it was changed on its way."""
         shard = self.shard(place, step)
@@ -263,7 +274,8 @@ class Copies:
         return next((shard for shard in self._shards(place) if shard.step == step), None)
 
     def _shards(self, place: int) -> list[Shard]:
-        every = [shard for some in self._generations for shard in some.shards()]
+        newest_first = reversed(self._generations)  # both may be of one step, after a return
+        every = [shard for some in newest_first for shard in some.shards()]
         return [shard for shard in every if shard.place == place]
 
     def go_back(self, step: int, own: Shard) -> None:

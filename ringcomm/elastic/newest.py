@@ -23,6 +23,13 @@ class Source(Protocol):
     def latest(self, place: int, most: int | None) -> int:
         """Return the newest step, `most` at most, of which it has that shard; NONE: of none."""
 
+    def history(self, place: int, step: int) -> int:
+        """Return a number which says in what course of training that shard of that step was made.
+
+        When all ranks are lost, or the last unit loses one, a step may be made once more, and not
+        with the same bits: checkpoints hold no random numbers. Shards of both do not fit together.
+        """
+
     def check(self, place: int, step: int) -> None:
         """Read all of a state. If it is damaged, `latest` returns an earlier step from now on."""
 
@@ -51,12 +58,20 @@ def search(sources: Sequence[Source], places: Sequence[int], unit: int) -> Found
         if max(map(max, told)) > step:  # of a shard, and others are behind
             most = step
             continue
-        givers = [_giver(step, told, place, places) for place in range(unit)]
+        histories = _tell([_history(sources, place, step) for place in range(unit)])
+        common = _common(step, told, histories)
+        if not common:
+            most = step - 1
+            continue
+        wanted = (step, max(common))
+        offered = [list(zip(*rows, strict=True)) for rows in zip(told, histories, strict=True)]
+        givers = [_giver(wanted, offered, place, places) for place in range(unit)]
         for place in range(unit):
             if givers[place] == rank:
                 _source(sources, place, step).check(place, step)
         told = _tell([_latest(sources, place, most) for place in range(unit)])
-        if all(told[giver][place] == step for place, giver in enumerate(givers)):
+        histories = _tell([_history(sources, place, step) for place in range(unit)])
+        if all((told[r][place], histories[r][place]) == wanted for place, r in enumerate(givers)):
             return Found(step, givers, [])
 
 
@@ -64,13 +79,31 @@ def _latest(sources: Sequence[Source], place: int, most: int | None) -> int:
     return max((source.latest(place, most) for source in sources), default=NONE)
 
 
+def _history(sources: Sequence[Source], place: int, step: int) -> int:
+    held = [source for source in sources if source.latest(place, step) == step]
+    return held[0].history(place, step) if held else NONE
+
+
+def _common(step: int, told: list[list[int]], histories: list[list[int]]) -> set[int]:
+    """Return the histories in which some rank has each shard of that step."""
+    ranks, shards = range(len(told)), range(len(told[0]))
+    return set.intersection(
+        *({histories[r][place] for r in ranks if told[r][place] == step} for place in shards)
+    )
+
+
 def _source(sources: Sequence[Source], place: int, step: int) -> Source:
     return next(source for source in sources if source.latest(place, step) == step)
 
 
-def _giver(step: int, told: Sequence[Sequence[int]], place: int, places: Sequence[int]) -> int:
+def _giver(
+    wanted: tuple[int, int],
+    offered: Sequence[Sequence[tuple[int, int]]],
+    place: int,
+    places: Sequence[int],
+) -> int:
     order = sorted(range(len(places)), key=lambda rank: places[rank] != place)
-    return next(rank for rank in order if told[rank][place] == step)
+    return next(rank for rank in order if offered[rank][place] == wanted)
 
 
 def _tell(mine: list[int]) -> list[list[int]]:

@@ -406,6 +406,7 @@ def start(
     world: Any, model: nn.Module, optimizers: tuple[Any, Any], terms: Terms, state: dict[str, Any]
 ) -> Outer:
     """Do what `World.outer` describes, with the inner and the outer optimizer."""
+    _refuse(state, optimizers[0])
     settings = world._entrance.settings
     timeout, settings = settings.timeout, replace(settings, guests=GUESTS_SECONDS)
     if terms.seconds >= timeout:
@@ -424,6 +425,16 @@ def start(
     world._tracked.draws = False
     outer._begin()
     return outer
+
+
+def _refuse(state: dict[str, Any], inner: Any) -> None:
+    """Raise ValueError for what goes with inner steps: they are each member's own."""
+    for name, thing in state.items():
+        if getattr(thing, "optimizer", None) is inner or isinstance(thing, torch.amp.GradScaler):
+            raise ValueError(
+                f"{name!r} goes with the inner optimizer, whose steps are each member's own, but "
+                "what is tracked is equal on all members: leave it out, and go by outer.rounds"
+            )
 
 
 class Follower:

@@ -58,9 +58,10 @@ def restore(changes: Changes, saving: Saving | None) -> int | None:
         saving.take(disk)
     counters.load_state_dict(json.loads(tell(json.dumps(counters.state_dict()))[0]))
     counters.commits, changes.redoes = commits, False
+    counters.returns += 1
     tracked.forget_undo(free=True)
     copies.is_cut = True  # so that the copy is whole when this has ended
-    copies.make(answer.step, tracked, units.holders(epochs.members_by_place))
+    copies.make(answer.step, tracked, units.holders(epochs.members_by_place), counters.history)
     changes.deal()  # after the copy, of which some rank may have the one before it: they are equal
     changes.history.steps_lost += max(0, before - answer.step)
     changes.history.restored = tell(_sentence(changes, answer, disk))[0]

@@ -284,7 +284,7 @@ class Feed:
         """Return a step's batch, the same until it is decided; a list where it may be several."""
         sampler = self._sampler
         if self._iterator is None:
-            self._iterator, self._used = iter(self.loader), sampler._used
+            self._iterator, self._used = self._begin(), sampler._used
         for _ in range(min(sampler._used - self._used, len(self._drawn))):
             self._drawn.popleft()
         self._used = sampler._used
@@ -295,6 +295,19 @@ class Feed:
         self._versions = [(leaf, leaf._version) for leaf in tensors if not leaf.is_inference()]
         several = self._accumulate > 1 or sampler._deck.total_batch is not None
         return given if several else given[0]
+
+    def _begin(self) -> Iterator[Any]:
+        """Begin to load, and leave random numbers as they are.
+
+        A loader draws its workers' seed here, once in a run. One that goes back to a step would
+        draw another one, and its steps would have other numbers than those they had at first.
+        """
+        generator = self.loader.generator or torch.default_generator
+        state = generator.get_state()
+        try:
+            return iter(self.loader)
+        finally:
+            generator.set_state(state)
 
     def begin_anew(self) -> None:
         """Drop what the loader has given: the sampler has another state."""

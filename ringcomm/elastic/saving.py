@@ -12,6 +12,7 @@ from ringcomm._runtime.process import say
 from ringcomm.elastic import ddp, transfer, units
 from ringcomm.elastic.changes import COUNTERS, Changes
 from ringcomm.elastic.checkpoint import Checkpoints, Found
+from ringcomm.elastic.gathering import tell
 from ringcomm.elastic.newest import NONE, search
 from ringcomm.elastic.shards import part_of
 from ringcomm.elastic.snapshot import memory_of
@@ -33,6 +34,12 @@ class Disk:
             return self.whole.step
         return self._checkpoints.latest_step(most)
 
+    def history(self, place: int, step: int) -> int:
+        """Return what the checkpoint says; 0 for one that an older version has written."""
+        whole = self.whole if self.whole is not None and self.whole.step <= step else None
+        about = whole.about if whole is not None else self._checkpoints.about(step)
+        return int(about.get("history", 0))
+
     def check(self, place: int, step: int) -> None:
         """Read all bytes of the newest checkpoint up to `step`; else of the one before it."""
         try:
@@ -46,20 +53,23 @@ class Saving:
 
     def __init__(self, run: str, checkpoints: Checkpoints, changes: Changes) -> None:
         self._run, self.checkpoints, self.changes = run, checkpoints, changes
+        self._due = NONE  # the step of which a checkpoint is due
+        self._seen = NONE  # that of the newest one which any rank has had
 
     def load(self) -> None:
         """Load the newest whole checkpoint of all ranks' folders, if any has one, and share it.
 
         The folders may be one, or each on its host's own disk. Shards are all of one step. Raises
-        what `newest` raises, where no rank has a whole one and this rank has damaged ones, and
-        RuntimeError on all ranks where only some shards have any.
+        RuntimeError on all ranks where to begin anew would lose work: no checkpoint is whole and
+        some are damaged, only some shards have any, or the rank with the newest one has just died.
         """
         epochs = self.changes.epochs
         disk, places = self.disk(), epochs.places
         answer = search([disk], places, epochs.unit_size)
-        if answer.step == NONE and disk.damage is not None:
-            raise disk.damage
+        self._seen = max(self._seen, answer.step)
         if answer.step == NONE:
+            for error in filter(None, tell(self._why_not_anew(disk))):
+                raise RuntimeError(error)
             _require_none(answer.missing, epochs.unit_size)
             giver = places.index(epochs.me.shard)
         else:
@@ -67,6 +77,16 @@ class Saving:
             if epochs.rank == giver:
                 self.take(disk)
         self.changes.share_state(giver)
+
+    def _why_not_anew(self, disk: Disk) -> str:
+        if disk.damage is not None:
+            return str(disk.damage)
+        if self._seen == NONE:
+            return ""
+        return (
+            f"the rank with the checkpoint of step {self._seen} was lost while it was loaded: "
+            "start it again with the others, or name another directory to begin anew"
+        )
 
     def disk(self) -> Disk:
         """Return this rank's checkpoints as a source."""
@@ -82,16 +102,24 @@ class Saving:
         say(f"elastic: goes on from checkpoint {newest.path}, step {newest.step}")
         self.changes.counters.steps = newest.step
 
-    def save(self, certainly: bool = False) -> None:
-        """Write a checkpoint if one is due; `certainly`: in any case, to its end.
+    def note(self) -> None:
+        """Note whether a checkpoint of the present step is due: on all ranks, any may be 0 soon."""
+        step = self.changes.counters.steps
+        self._due = step if self.checkpoints.due(step, time.monotonic()) else NONE
+
+    def save_due(self) -> None:
+        """Write the checkpoint that is due, if no other step has come since it was."""
+        if self._due == self.changes.counters.steps:
+            self.save()
+
+    def save(self, *, certainly: bool = False) -> None:
+        """Write a checkpoint; `certainly`: to its end.
 
         The first rank does, and in units the first one that holds each shard.
         """
         changes, step = self.changes, self.changes.counters.steps
-        due = self.checkpoints.due(step, time.monotonic())  # on all ranks: any may be 0 later
-        epochs = changes.epochs
-        first = units.replicas_of(epochs.me, epochs.members)[0]
-        if epochs.rank != first or not (due or certainly):
+        epochs, self._due = changes.epochs, NONE
+        if epochs.rank != units.replicas_of(epochs.me, epochs.members)[0]:
             return
         if certainly:
             with contextlib.suppress(RuntimeError):  # the one before has failed: it was logged
@@ -99,7 +127,11 @@ class Saving:
         state = {name: thing.state_dict() for name, thing in self._named()}
         assert changes.tracked is not None
         later = {memory_of(part_of(t)) for t in changes.tracked.changed_by_optimizers()}
-        about = {"run": self._run, "epoch": changes.epochs.epoch}
+        about = {
+            "run": self._run,
+            "epoch": changes.epochs.epoch,
+            "history": changes.counters.history,
+        }
         self.checkpoints.save(step, state, about, later)
         if certainly:
             self.checkpoints.finish()

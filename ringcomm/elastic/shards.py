@@ -2,8 +2,8 @@
 
 A rank's state is its own parts of them. After a step that was cut short, FSDP2's modules begin
 anew; after a change, those over both dimensions of the world's mesh find the group of their
-replicas (`_groups_of` and `_has_run` know of torch's privates). Gradients of all other modules are
-averaged over replicas here, when a backward pass has all of them.
+replicas (`_groups_of`, `_has_run` and `_drop_gradients` know of torch's privates). Gradients of all
+other modules are averaged over replicas here, when a backward pass has all of them.
 """
 
 from __future__ import annotations
@@ -69,6 +69,7 @@ class Shards:
         """
         self._groups = groups
         self._roots: list[Any] = []
+        self._parts: list[Any] = []  # all modules that are sharded
         self._of_both: list[Any] = []  # FSDP's own notes about a mesh with both dimensions
         self._averaged: list[Any] = []  # parameters whose gradients are averaged here
         self._is_due = False
@@ -83,6 +84,7 @@ class Shards:
         notes, theirs = [], set()
         inside: set[nn.Module] = set()
         for part in _fsdp_modules(module):
+            self._parts.append(part)
             if part not in inside:
                 self._roots.append(part)
                 inside |= set(part.modules())
@@ -103,6 +105,8 @@ class Shards:
         for root in self._roots:
             if _has_run(root):
                 root.reset_iter_state()
+        for part in self._parts:
+            _drop_gradients(part)
 
     def regroup(self) -> None:
         """Have modules go on with the replicas of the present epoch."""
@@ -199,6 +203,19 @@ def _fsdp_modules(module: nn.Module) -> Iterator[Any]:
 def _has_run(root: Any) -> bool:
     """Tell whether a module has begun a forward pass. Before, FSDP has nothing to reset yet."""
     return root._get_fsdp_state()._is_root is not None
+
+
+def _drop_gradients(module: Any) -> None:
+    """Drop gradients of whole parameters, which FSDP has not reduced yet and would add to others.
+
+    A step that is cut short leaves those of the outermost module, and steps without gradient sync
+    leave all; `reset_iter_state` does not see to them.
+    """
+    for group in module._get_fsdp_state()._fsdp_param_groups:
+        for parameter in group.fsdp_params:
+            parameter.unsharded_accumulated_grad = None
+            if (whole := getattr(parameter, "_unsharded_param", None)) is not None:
+                whole.grad = None
 
 
 def _groups_of(name: str, module: Any) -> Iterator[tuple[Any, list[Any]]]:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 from torch import nn
 
+from ringcomm._runtime.process import say
 from ringcomm.elastic import ddp, transfer
 from ringcomm.elastic.averages import Averages
 from ringcomm.elastic.shards import Shards, part_of
@@ -19,6 +20,9 @@ from ringcomm.elastic.transfer import Packed
 
 if TYPE_CHECKING:
     from ringcomm.elastic.unit_groups import UnitGroups
+
+
+_Rates = tuple[list[Any], list[Any]]  # states of schedulers, and options of optimizers
 
 
 class Stateful(Protocol):
@@ -38,7 +42,8 @@ class Tracked:
     after it.
 
     Whatever the program changes between a step that did not count and its repetition is a part of
-    that step: `begin_again` puts back what schedulers did there.
+    that step: from `leave_out` on averages stay as they are, and `begin_again` puts back what
+    schedulers did there. What callbacks and other ranks gave meanwhile stays: see `keep_rates`.
     """
 
     def __init__(self, groups: UnitGroups | None = None, /, **objects: Stateful) -> None:
@@ -75,14 +80,15 @@ class Tracked:
         parameters = {id(p): p for module in self.modules for p in module.parameters()}
         self.parameters: list[Any] = list(parameters.values())
         self._buffers = _Buffers(self.modules)
-        self._by_hand = _Copies()  # parameters that the program changes, and no optimizer
-        self._random = _Random([o for o in things if isinstance(o, Generator)])
+        self._by_hand = _ByHand(self.parameters, self.optimizers)
+        self.generators = [o for o in things if isinstance(o, Generator)]
+        self._random = _Random(self.generators)
         self.averages = Averages(things)
         self.shards = Shards(
             {name: o for name, o in self.objects.items() if isinstance(o, nn.Module)}, groups
         )
         self.draws = True  # False: random numbers are for what goes on beside the steps
-        self._begins_again = False
+        self._rates_again: _Rates | None = None  # of a step that did not count, and comes again
         self._undo: dict[int, _Undo] = {}
         self._marked: list[Any] = []
         self._incoming: tuple[dict[str, Any], list[Any]] | None = None
@@ -110,23 +116,20 @@ class Tracked:
 
     # ---- a step that is computed again
 
-    def mark(self) -> None:
-        """Copy what a step changes before its optimizer's.
+    def mark(self, *, parameters: bool = False) -> None:
+        """Copy what a step changes before its optimizer's; with `parameters` all of them, too.
 
         Raises RuntimeError inside `DistributedDataParallel.join()`.
         """
         for wrapper in self.wrappers:
             ddp.check_step(wrapper)
-        self.begin_again()
         if self.draws:
             self._random.mark()
         self._buffers.mark()
-        if not self.optimizers:
-            self._by_hand.take(self.parameters)
+        self._by_hand.mark(everything=parameters)
         without = [parameter.grad is None for parameter in self.parameters]
-        schedulers = [_copied(scheduler.state_dict()) for scheduler in self.schedulers]
         scalers = [_copied((s._scale, s._growth_tracker)) for s in self.scalers]
-        self._marked = [without, schedulers, scalers, [_options(o) for o in self.optimizers]]
+        self._marked = [without, scalers, self._rates()]
 
     def restore(self) -> None:
         """Put back exactly what `mark` copied; any number of times.
@@ -136,40 +139,49 @@ class Tracked:
         """
         if not self._marked:
             raise RuntimeError("restore() without mark(): no step has begun")
-        without, _, scalers, options = self._marked
+        without, scalers, rates = self._marked
         self.shards.reset()
         if self.draws:
             self._random.restore()
         self._buffers.restore()
-        if not self.optimizers:
-            self._by_hand.put_back()
+        self._by_hand.put_back()
         for parameter, was_none in zip(self.parameters, without, strict=True):
             if was_none:
                 parameter.grad = None
             elif parameter.grad is not None:
                 part_of(parameter.grad).detach().zero_()
-        self._put_schedulers_back()
         for scaler, state in zip(self.scalers, scalers, strict=True):
             scaler._scale, scaler._growth_tracker = _copied(state)
             scaler._per_optimizer_states.clear()  # what unscale_() noted in this step
-        for optimizer, groups in zip(self.optimizers, options, strict=True):
-            _put_options(optimizer, groups)
+        self._put_rates(self._rates_again or rates)
+
+    def leave_out(self) -> None:
+        """Leave out what the program does from now on until the step comes that did not count."""
         self.averages.drop()
-        self._begins_again = True
+        self._rates_again = self._rates()
+
+    def keep_rates(self) -> None:
+        """Have schedulers and options come again as they are now, if a step comes again."""
+        if self._rates_again is not None:
+            self._rates_again = self._rates()
 
     def begin_again(self) -> None:
         """Put back what the program did after a step that did not count, before it comes again."""
-        if not self._begins_again:
+        if self._rates_again is None:
             return
-        self._begins_again = False
+        rates, self._rates_again = self._rates_again, None
         self.averages.begin_again()
-        self._put_schedulers_back()
-        for optimizer, groups in zip(self.optimizers, self._marked[3], strict=True):
-            _put_options(optimizer, groups)
+        self._put_rates(rates)
 
-    def _put_schedulers_back(self) -> None:
-        for scheduler, state in zip(self.schedulers, self._marked[1], strict=True):
+    def _rates(self) -> _Rates:
+        schedulers = [_copied(scheduler.state_dict()) for scheduler in self.schedulers]
+        return schedulers, [_options(optimizer) for optimizer in self.optimizers]
+
+    def _put_rates(self, rates: _Rates) -> None:
+        for scheduler, state in zip(self.schedulers, rates[0], strict=True):
             scheduler.load_state_dict(_copied(state))
+        for optimizer, options in zip(self.optimizers, rates[1], strict=True):
+            _put_options(optimizer, options)
 
     # ---- an optimizer's step that is taken back
 
@@ -274,6 +286,8 @@ class Tracked:
         last = [name for name, thing in self.objects.items() if thing in self.optimizers]
         for name in [name for name in self.objects if name not in last] + last:
             transfer.load(self.objects[name], transfer.fill(states[name], tensors))
+        self._by_hand.forget()
+        self.keep_rates()
 
 
 def _listed(kinds: dict[str, str]) -> str:
@@ -331,6 +345,55 @@ class _Copies:
         records = any(tensor.requires_grad for tensor in self._live)  # buffers do not: it is dear
         with torch.no_grad() if records else nullcontext():
             torch._foreach_copy_(into, tensors)
+
+
+class _ByHand:
+    """The parameters that the program itself changes in a step, as those of a momentum encoder.
+
+    No tracked optimizer has them. Others that none has are frozen, and often many: only those are
+    copied that have changed in a step before.
+    """
+
+    def __init__(self, parameters: list[Any], optimizers: list[Any]) -> None:
+        groups = [group for optimizer in optimizers for group in optimizer.param_groups]
+        owned = {id(p) for group in groups for p in group["params"]}
+        self._all, self._always = parameters, not optimizers
+        self._free = [p for p in parameters if id(p) not in owned and part_of(p) is p]
+        self._changed = [False] * len(self._free)
+        self._seen: list[tuple[int, int]] = []
+        self._learns = False  # what changes now changes in a step
+        self._copies = _Copies()
+
+    def mark(self, *, everything: bool) -> None:
+        self._learn()
+        self._seen, self._learns = self._look(), not everything
+        changed = [p for p, moves in zip(self._free, self._changed, strict=True) if moves]
+        self._copies.take(self._all if everything or self._always else changed)
+
+    def put_back(self) -> None:
+        if self._learn() and not self._always:
+            say(
+                "WARNING elastic: a step that is computed again has changed parameters that no "
+                "tracked optimizer has, for the first time: they change twice"
+            )
+        self._copies.put_back()
+        self._seen = self._look()
+
+    def forget(self) -> None:
+        """Go on from values that were loaded."""
+        self._seen = []
+
+    def _learn(self) -> bool:
+        """Note which have changed since the mark; tells whether any had not been seen to before."""
+        if not self._learns or not self._seen:
+            return False
+        pairs = zip(self._seen, self._look(), strict=True)
+        before, moved = self._changed, [seen != now for seen, now in pairs]
+        self._changed = [a or b for a, b in zip(before, moved, strict=True)]
+        return self._changed != before
+
+    def _look(self) -> list[tuple[int, int]]:
+        return [(p.data_ptr(), p._version) for p in self._free]
 
 
 def _fitting(tensor: Any, old: Any) -> Any:

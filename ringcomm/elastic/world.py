@@ -104,6 +104,7 @@ class World:
         self._failed = False  # an error has ended a step
         self._within_data = False  # a loop over `batches` did not come to its end
         self._asks = False  # to be admitted
+        self._goes = False  # as the last one, when the program has done all of this step
         self._missed = 0  # epochs of data that went by while this rank waited
         self._keeps_copies = groups is not None  # of shards, while there is one unit
         self.device = device
@@ -305,6 +306,8 @@ class World:
         """Come into a world that runs, with the state of its members, or found one."""
         self._asks = True
         try:
+            if self._leaving and not founds:  # it was told to while its unit broke
+                raise Left
             entered = self._entrance.ask(self._timeout, founds=founds)
         finally:
             self._asks = False
@@ -339,12 +342,14 @@ class World:
 
     def _agree_on_state(self) -> None:
         self._at.counters.seed = torch.initial_seed() & (1 << 62) - 1
-        self._at.counters.world = uuid.uuid4().int & (1 << 62) - 1
+        name = uuid.uuid4().int & (1 << 62) - 1  # the first rank's will be that of all
         assert self._tracked is not None
         self.attempt(self._at.epochs.connect_units)
         self._tracked.shards.regroup()
         mine = self._tracked.signature()
-        ballot.require_same(mine, self.attempt(lambda: gathering.tell(mine)))
+        told = self.attempt(lambda: gathering.tell(f"{name:x} {mine}"))
+        ballot.require_same(mine, [text.partition(" ")[2] for text in told])
+        self._at.counters.world = int(told[0].partition(" ")[0], 16)
         if self._tracked.sampler is not None:
             self._bind(1, 1)
         self.attempt(lambda: self._at.share_state(self._first_replica()))
@@ -361,6 +366,8 @@ class World:
         say(f"elastic: process {os.getpid()} waits until its unit is whole again")
         self._progress.end()  # it waits within its step, then gets the state, and does not hang
         before = self._tracked.sampler.epoch if self._tracked and self._tracked.sampler else 0
+        if self._saving is not None:
+            self._saving.checkpoints.secure()  # it may still read what is about to be received
         self._ask_again()
         while self._changes is None:
             self._ask(founds=False)
@@ -412,10 +419,27 @@ class World:
                         "`with world.step():`"
                     )
                 feed.check()
+                if self._goes:
+                    self._go()
+                self._end_body()
             self._within_data = False
         finally:
+            self._end_body()
             self._progress.end()
             self._loops = self._given = False
+
+    def _end_body(self) -> None:
+        """Write a checkpoint that waits until the program has done all of a step.
+
+        Schedulers and averages may come behind the block, and are of that step as well.
+        """
+        if self._saving is None:
+            return
+        if self._goes:  # and the program has ended its loop
+            self._goes = False
+            self._saving.save(certainly=True)
+        else:
+            self._saving.save_due()
 
     def _check_loader(self, feed: Feed, accumulate: int) -> None:
         """Have this rank leave, by ValueError, if the members' loaders hold other batches."""
@@ -504,12 +528,16 @@ class World:
         """Call `function` until no rank was lost meanwhile, and return its result.
 
         For validation and metrics: code with operations that all ranks call, and no optimizer. It
-        may run several times, each time on all ranks.
+        may run several times, each time on all ranks and from the same state: whatever a try has
+        changed of parameters, buffers and random numbers is put back before the next one.
         """
         if self._outer is not None:
             self._outer.wait()
         self._check_outside("world.attempt()")
         self._check_torn()
+        self._end_body()
+        if self._saving is not None:
+            self._saving.checkpoints.secure()
         self._at.copies.cut()
         return self._repeat(function, self._tracked)
 
@@ -518,7 +546,7 @@ class World:
         while True:
             changes = self._at
             if tracked is not None:
-                tracked.mark()
+                tracked.mark(parameters=True)  # validation may lend them those of an average
             self._attempts, counts = True, False
             try:
                 result = function()
@@ -742,24 +770,37 @@ class World:
         With `on_signal` this is done when that signal comes, as a scheduler sends SIGTERM before it
         stops a process; with `on_notice` when that cloud tells its machine that it will be taken
         away. The program ends then, by SystemExit(0) out of the step. The last member of a world
-        writes a checkpoint before it goes. Raises ValueError for a cloud that is not known.
+        writes a checkpoint before it goes; behind the last loop, this call does. Raises ValueError
+        for a cloud that is not known.
         """
         if on_notice is not None and on_notice not in notices.CLOUDS:
             raise ValueError(f"on_notice={on_notice!r}: one of {', '.join(notices.CLOUDS)}")
         if on_signal is None and on_notice is None:
             self._leaving = True
+            if self._saving is not None and self._is_outside() and not self._loops:
+                self._saving.save(certainly=True)
         if on_signal is not None:
             signal.signal(on_signal, lambda number, frame: self._leave_by_signal())
         if on_notice is not None:
-            notices.watch(notices.CLOUDS[on_notice](), self.leave)
+            notices.watch(notices.CLOUDS[on_notice](), self._leave_soon)
+
+    def _leave_soon(self) -> None:
+        self._leaving = True
 
     def _leave_by_signal(self) -> None:
-        self.leave()
+        self._leave_soon()
         if self._asks:  # nobody counts on it yet
             raise Left
 
+    def _go_after_body(self) -> None:
+        """Leave now, or as the last one when the program has done all of the step."""
+        last = self._at.all_leave or len(self._at.epochs.members) == 1
+        self._goes = self._loops and last and self._saving is not None
+        if not self._goes:
+            self._go()
+
     def _go(self) -> None:
-        changes = self._at
+        changes, self._goes = self._at, False
         changes.watch.stop()
         last = changes.all_leave or len(changes.epochs.members) == 1
         if self._saving is not None and last and not changes.is_torn:
@@ -927,9 +968,12 @@ class Step(AbstractContextManager["Step"]):
             return False
         if self._counts and not changes.is_spare:
             if world._saving is not None:
-                world._saving.save()
+                world._saving.note()
             if self._leaves and changes.planned & LEAVES:  # all know, else with the next step
-                world._go()
+                world._go_after_body()
+                return True
+            if not world._loops:
+                world._end_body()
         world._after()
         return True
 
@@ -969,6 +1013,7 @@ class Step(AbstractContextManager["Step"]):
             tracked.undo()
             tracked.forget_undo()
             tracked.restore()
+            tracked.leave_out()
         except BaseException:
             changes.give_up("this rank could not undo a step that does not count")
             raise

@@ -9,6 +9,7 @@ from collections.abc import Callable
 import pytest
 import torch.distributed as dist
 
+from lab.limits import limit
 from ringcomm.elastic.agreement import ASK_AGAIN_SECONDS, Witness
 
 
@@ -70,14 +71,14 @@ def test_a_store_that_never_answers_holds_nobody_up() -> None:
     began = time.monotonic()
     for _ in range(100):
         assert witness.ask(Ballots(7)) is None
-    assert time.monotonic() - began < 1
+    assert time.monotonic() - began < limit(1)
     lock.release()
     assert await_answer(witness, 7) == b"7"
 
 
 def test_a_store_that_fails_is_asked_again_after_a_while() -> None:
     def fail() -> bytes:
-        if time.monotonic() < began + ASK_AGAIN_SECONDS:
+        if keys.calls == 1:
             raise dist.DistStoreError("it moves")
         return b"7"
 

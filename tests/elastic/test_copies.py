@@ -26,10 +26,14 @@ class Kept:
     steps: dict[int, list[int]]
     damaged: set[int] = field(default_factory=set)
     read: list[tuple[int, int]] = field(default_factory=list)
+    histories: dict[int, int] = field(default_factory=dict)  # by step
 
     def latest(self, place: int, most: int | None) -> int:
         steps = self.steps.get(place, [])
         return max((step for step in steps if most is None or step <= most), default=NONE)
+
+    def history(self, place: int, step: int) -> int:
+        return self.histories.get(step, 0)
 
     def check(self, place: int, step: int) -> None:
         self.read.append((place, step))
@@ -69,6 +73,16 @@ def test_the_newest_step_that_all_shards_have(monkeypatch: pytest.MonkeyPatch) -
     """Rank 0 lives; rank 1 came just now, and rank 0 holds a copy that is older than its own."""
     answer = search_all(monkeypatch, [Kept({0: [40, 41], 1: [39, 40]}), Kept({})], [0, 1])
     assert answer == Found(40, [0, 0], [])
+
+
+def test_shards_of_two_courses_of_training_are_no_state(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All were lost after one had written step 10, and again when the other one had."""
+    first = Kept({0: [5, 10]}, histories={5: 1, 10: 1})
+    second = Kept({1: [5, 10]}, histories={5: 1, 10: 2})
+    assert search_all(monkeypatch, [first, second], [0, 1]) == Found(5, [0, 1], [])
+    again = Kept({0: [10]}, histories={10: 2})
+    answer = search_all(monkeypatch, [first, second, again], [0, 1, 0])
+    assert answer == Found(10, [2, 1], [])
 
 
 def test_a_shard_comes_from_its_own_rank_if_that_has_it(monkeypatch: pytest.MonkeyPatch) -> None:

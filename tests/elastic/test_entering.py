@@ -111,7 +111,7 @@ def longest_pause(some: Trainees) -> float:
 )
 def test_one_that_stops_while_it_enters_costs_half_a_second(phase: str) -> None:
     """The timeout of operations is a minute here."""
-    with trainees(2, pause=PAUSE, epochs=1000) as some:
+    with trainees(2, pause=PAUSE, epochs=1000, hasty=True) as some:
         some.await_events([0, 1], "step", 10)
         (stops,) = some.start(fates=((2, STOPPED + phase, 0),))
         some.await_events([stops], "dies")
@@ -129,7 +129,7 @@ def test_one_that_stops_while_it_enters_costs_half_a_second(phase: str) -> None:
 
 
 def test_a_crash_loop_costs_half_a_second_in_all() -> None:
-    with trainees(2, pause=PAUSE, epochs=1000) as some:
+    with trainees(2, pause=PAUSE, epochs=1000, hasty=True) as some:
         some.await_events([0, 1], "step", 10)
         for _ in range(2):
             (dies,) = some.start(settings=AGAIN, fates=((len(some.processes), "receive", 0),))
@@ -183,7 +183,7 @@ def faint(plan: Plan, log: Log) -> None:
 
 
 def test_one_that_was_given_up_wrongly_gets_more_time() -> None:
-    with trainees(2, faint, pause=PAUSE, epochs=1000) as some:
+    with trainees(2, faint, pause=PAUSE, epochs=1000, hasty=True) as some:
         some.await_events([0, 1], "step")
         (guest,) = some.start()
         some.await_events([guest], "tracked")

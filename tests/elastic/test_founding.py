@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import threading
 import time
@@ -70,7 +71,7 @@ def test_late_founder() -> None:
 def test_nobody_comes() -> None:
     with trainees(1, start=2, joining=1) as some:
         text = await_raised(some, 0, "TimeoutError")
-        assert text.startswith("waited 1 s for 2 ranks to found a world")
+        assert re.match(r"waited \d+ s for 2 ranks to found a world", text)
 
 
 def answer_late(store: Any, far: Process, ends: threading.Event) -> None:
@@ -133,7 +134,7 @@ def test_a_world_is_founded_anew_that_was_lost_with_its_store() -> None:
 
 def test_too_few() -> None:
     """They wait for others, and go on with the one that comes, or end if none does."""
-    with trainees(3, min_size=3, epochs=10**6, joining=4) as some:
+    with trainees(3, min_size=3, epochs=10**6, joining=10) as some:
         some.await_events([0, 1, 2], "step", 3)
         some.kill(2)
         some.await_events([0, 1], "change")
@@ -146,7 +147,7 @@ def test_too_few() -> None:
         some.kill(1)
         for number in (0, 3):
             text = await_raised(some, number, "TooFew")
-            assert text == "only 2 of at least 3 ranks are left: none came in 4 s"
+            assert text == "only 2 of at least 3 ranks are left: none came in 10 s"
         some.check_equal()
         some.check_ledger()
 
@@ -191,7 +192,7 @@ def test_stopped(number: int) -> None:
 @pytest.mark.parametrize("number", [0, 2])
 def test_evicted(number: int) -> None:
     """A rank that is stopped for longer than operations wait is given up, and must not go on."""
-    with trainees(3, epochs=10**6, operation=1.0, dead_after=1.0) as some:
+    with trainees(3, epochs=10**6, operation=5.0, dead_after=5.0) as some:
         some.await_events([0, 1, 2], "step", 3)
         some.kill(number, signal.SIGSTOP)
         others = [n for n in range(3) if n != number]

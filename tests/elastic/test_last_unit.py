@@ -39,16 +39,17 @@ def samples(places: dict[int, Event]) -> set[int]:
 
 
 @functools.cache
-def planned(kind: str = "shard") -> Steps:
+def planned(kind: str, drops: float) -> Steps:
     """Return the steps of a run in which nothing happens, without copies."""
-    with starters(2, partial(train, part=Part(kind, STEPS)), unit=2, settings=copies(0)) as some:
+    part = Part(kind, STEPS, drops=drops)
+    with starters(2, partial(train, part=part), unit=2, settings=copies(0)) as some:
         some.await_ends([0, 1])
         return last(some)
 
 
-def check_bits(some: Starters, kind: str = "shard") -> None:
+def check_bits(some: Starters, kind: str = "shard", drops: float = Part.drops) -> None:
     """Require the planned bits of each step, whenever it was made, and the planned samples."""
-    expected, told = planned(kind), last(some)
+    expected, told = planned(kind, drops), last(some)
     for event in some.all_events("step"):
         assert event["digest"] == expected[event["step"]][event["place"]]["digest"], event
     assert sorted(told) == list(range(1, STEPS + 1))
@@ -99,15 +100,17 @@ def test_a_death_in_the_last_unit(kind: str, place: str, dies: int, every: int, 
     }
 
 
-def test_deaths_again_and_again() -> None:
+def test_deaths_again_and_again(tmp_path: Path) -> None:
     """The one that came holds copies, too, as soon as it trains."""
+    gate = tmp_path / "gate"
     part = Part("shard", STEPS, 1, "backward", at=2)
     with starters(2, partial(train, part=part), unit=2, settings=copies(1)) as some:
         await_death(some, 1)
-        some.program = partial(train, part=Part("shard", STEPS))
+        some.program = partial(train, part=Part("shard", STEPS, gate=str(gate)))
         (second,) = some.start()
         some.await_events([second], "tracked")
         some.kill(0)
+        gate.touch()
         (third,) = some.start()
         ends = some.await_ends([second, third])
         assert [end["what"] for end in ends] == ["end"] * 2, ends
@@ -143,9 +146,10 @@ def test_the_last_one_of_two_units_makes_copies() -> None:
         assert all(end["copied"] > 0 for end in ends), ends
 
 
-def test_the_rank_that_waits_completes_the_last_unit() -> None:
+def test_the_rank_that_waits_completes_the_last_unit(tmp_path: Path) -> None:
     """It is the mate of one that died before, in another unit, and holds an older state."""
-    part = Part("shard", 60, pause=0.02)
+    gate = tmp_path / "gate"
+    part = Part("shard", 60, at=50, gate=str(gate), pause=0.02)
     with starters(4, partial(train, part=part), unit=2, settings=copies(1)) as some:
         for number in range(4):
             some.await_events([number], "step", count=2)
@@ -154,6 +158,7 @@ def test_the_rank_that_waits_completes_the_last_unit() -> None:
         at = len(some.events(2, "step"))
         some.await_events([2], "step", count=at + 3)
         some.kill(3)
+        gate.touch()
         ends = some.await_ends([1, 2])
         assert [end["what"] for end in ends] == ["end"] * 2, ends
         assert max(end["steps_lost"] for end in ends) <= 2
@@ -190,11 +195,12 @@ def test_a_death_after_an_attempt_is_survived() -> None:
 
 def test_a_checkpoint_that_is_newer_than_the_copies(tmp_path: Path) -> None:
     part = Part("shard", STEPS, 1, "backward", at=AT, checkpoints=str(tmp_path), waits=True)
+    part = replace(part, drops=0.0)
     with starters(2, partial(train, part=part), unit=2, settings=copies(STEPS)) as some:
         await_death(some, 1)
         (joiner,) = some.start()
         ends = some.await_ends([0, joiner])
-        check_bits(some)
+        check_bits(some, drops=0.0)
         assert told_by(some, joiner) == list(range(5, STEPS + 1))
     assert {end["restored"] for end in ends} == {
         "Rank 1 died and its unit was the last one; training goes on from step 4, of which there "
@@ -205,14 +211,16 @@ def test_a_checkpoint_that_is_newer_than_the_copies(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("unit", "die"), [(3, [2]), pytest.param(4, [1, 3], marks=pytest.mark.slow)]
 )
-def test_deaths_in_a_larger_unit(unit: int, die: list[int]) -> None:
+def test_deaths_in_a_larger_unit(unit: int, die: list[int], tmp_path: Path) -> None:
     """Each rank holds the copy of another one, so those of which no holder died come back."""
-    part = Part("shard", STEPS, pause=0.02)
+    gate = tmp_path / "gate"
+    part = Part("shard", STEPS, at=STEPS - 1, gate=str(gate), pause=0.02)
     with starters(unit, partial(train, part=part), unit=unit, settings=copies(1)) as some:
         for number in range(unit):
             some.await_events([number], "step", count=3)
         for number in die:
             some.kill(number)
+        gate.touch()
         joiners = some.start(len(die))
         stay = [number for number in range(unit) if number not in die]
         ends = some.await_ends([*stay, *joiners])

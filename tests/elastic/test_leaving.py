@@ -7,16 +7,20 @@ import signal
 import time
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from torch.utils.data import DataLoader, TensorDataset
 
 from lab.course import starters
 from lab.limits import limit
 from lab.trainee import SAMPLES, Log
 from lab.trainees import Event, Trainees, trainees
 from ringcomm import elastic
+from ringcomm.elastic import transfer
 from ringcomm.elastic.checkpoint import Checkpoints
+from ringcomm.elastic.transfer import Packed
 
 EVERY = 5  # steps, between the checkpoints of a trainee
 
@@ -157,3 +161,89 @@ def test_the_newest_of_all_disks_is_loaded(
         ends = some.await_ends([0, 1])
     assert [end["step"] for end in ends] == [loads, loads]
     assert [end["weight"] for end in ends] == [[[float(loads)] * 2] * 2] * 2
+
+
+def write_damaged(folder: Path) -> None:
+    made = Checkpoints(folder, every=1)
+    made.save(5, {"net": {"weight": torch.ones(2, 2)}}, {})
+    made.finish()
+    data = next((folder / "step-000000005").glob("*.distcp"))
+    data.write_bytes(data.read_bytes()[:-10])
+
+
+def test_damaged_checkpoints_of_one_rank_are_no_new_beginning(tmp_path: Path) -> None:
+    """Nor does the other rank begin anew, which has no checkpoint at all."""
+    write_damaged(tmp_path / "1")
+    with starters(2, partial(load_own, folder=tmp_path)) as some:
+        for number in (0, 1):
+            some.processes[number].join(limit(60))
+        ends = [some.events(number)[-1] for number in (0, 1)]
+    assert [end["what"] for end in ends] == ["raised"] * 2, ends
+    assert all("no checkpoint in" in end["text"] for end in ends), ends
+
+
+def load_of_one_that_dies(world: elastic.World, log: Log, folder: Path) -> None:
+    """The rank that has the checkpoint dies while it gives the state to the other one."""
+    if os.environ["RANK"] == "1":
+        send = transfer.send
+
+        def dying(packed: Packed, group: Any, givers: list[int], joiners: list[int]) -> int:
+            if world._saving is not None:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return send(packed, group, givers, joiners)
+
+        transfer.send = dying
+    load_own(world, log, folder)
+
+
+def test_the_checkpoint_of_a_rank_that_dies_while_it_is_loaded(tmp_path: Path) -> None:
+    made = Checkpoints(tmp_path / "1", every=1)
+    made.save(5, {"net": {"weight": torch.ones(2, 2)}}, {})
+    made.finish()
+    with starters(2, partial(load_of_one_that_dies, folder=tmp_path)) as some:
+        for number in (0, 1):
+            some.processes[number].join(limit(60))
+        assert some.processes[1].exitcode == -signal.SIGKILL
+        end = some.events(0)[-1]
+    assert end["what"] == "raised", end
+    assert "the rank with the checkpoint of step 5 was lost while it was loaded" in end["text"]
+
+
+def behind_the_loop(world: elastic.World, log: Log, folder: Path, leaves: str, steps: int) -> None:
+    """Schedule behind the block, as most programs do; `leaves`: in which place, if at all."""
+    net = torch.nn.Linear(1, 1)
+    opt = torch.optim.SGD(net.parameters(), lr=1.0)
+    sched = torch.optim.lr_scheduler.StepLR(opt, 1, gamma=0.5)
+    sampler = elastic.Sampler(64, 1)
+    loader = DataLoader(TensorDataset(torch.ones(64, 1)), batch_sampler=sampler)
+    world.track(net=net, opt=opt, sched=sched, sampler=sampler)
+    world.checkpoint(folder, every=4)
+    log("loaded", step=world.step_number, sched=sched.last_epoch)
+    for (x,) in world.batches(loader):
+        if leaves == "inside" and world.step_number == steps - 1:
+            world.leave()
+        with world.step():
+            opt.zero_grad()
+            net(x).sum().backward()
+            opt.step()
+        sched.step()
+        if leaves != "inside" and world.step_number == steps:
+            break
+    if leaves == "behind":
+        world.leave()
+    log("end", step=world.step_number)
+
+
+@pytest.mark.parametrize(("leaves", "loads"), [("inside", 5), ("behind", 5), ("", 4)])
+def test_a_schedule_behind_the_block_is_in_the_checkpoint(
+    tmp_path: Path, leaves: str, loads: int
+) -> None:
+    program = partial(behind_the_loop, folder=tmp_path, leaves=leaves, steps=5)
+    with starters(2, program) as some:
+        for number in (0, 1):
+            some.processes[number].join(limit(60))
+        assert newest(tmp_path) == loads
+    with starters(2, partial(program, leaves="", steps=loads + 1)) as some:
+        some.await_ends([0, 1])
+        loaded = [some.events(number, "loaded")[0] for number in (0, 1)]
+    assert [(event["step"], event["sched"]) for event in loaded] == [(loads, loads)] * 2

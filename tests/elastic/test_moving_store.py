@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 import subprocess
 import sys
 import threading
@@ -18,6 +17,7 @@ import torch.distributed as dist
 from lab.hosts import Hosts
 from lab.limits import limit
 from lab.namespaces import missing
+from lab.ports import free_port
 from lab.ranks import HOST
 from lab.trainee import Plan
 from lab.trainees import Trainees, trainees
@@ -26,12 +26,6 @@ from ringcomm.elastic.process import Process
 from ringcomm.elastic.rendezvous import Record
 from ringcomm.elastic.store import Address, RunStore, open_store
 from ringcomm.elastic.watch import Watch
-
-
-def free_port() -> int:
-    with socket.socket() as trial:
-        trial.bind((HOST, 0))
-        return int(trial.getsockname()[1])
 
 
 def await_size(some: Trainees, numbers: list[int], size: int) -> None:
@@ -110,7 +104,6 @@ def test_the_first_that_answers_is_taken(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_a_store_that_moves(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stores, "TIMEOUT", timedelta(seconds=1))
     served = dist.TCPStore(HOST, 0, is_master=True, wait_for_workers=False)
     here = RunStore("run", dist.HashStore(), (Address(HOST, 1),))
     assert here.look_at_home() is None
@@ -119,6 +112,7 @@ def test_a_store_that_moves(monkeypatch: pytest.MonkeyPatch) -> None:
     assert served.get("ringcomm-elastic/run/word") == b"said"
     assert here.address == f"{HOST}:{served.port}"
     here.move(f"{HOST}:{free_port()}")
+    monkeypatch.setattr(stores, "TIMEOUT", timedelta(seconds=1))
     with pytest.raises(dist.DistStoreError, match=r"has moved to .* and does not answer"):
         _ = here.keys
     assert here.ready is None

@@ -16,13 +16,14 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F  # noqa: N812
 from torch import nn
+from torch.optim.lr_scheduler import StepLR
 
 from lab.course import Starters, starters
 from lab.limits import claim, limit
 from lab.trainee import CLASSES, FEATURES, Log, digest
 from ringcomm import elastic
 from ringcomm.elastic import transfer
-from ringcomm.elastic.outer import Contribution, Outer, Terms, _cut, _outer_copy
+from ringcomm.elastic.outer import Contribution, Outer, Terms, _cut, _outer_copy, _refuse
 from ringcomm.elastic.outer_codec import Codec, codec_for
 
 # ---- codes
@@ -427,6 +428,15 @@ def test_terms_that_cannot_be(options: dict[str, Any], text: str) -> None:
     usual = {"bits": 32, "topk": None, "fragments": 1, "delay": 0, "alpha": 0.5}
     with pytest.raises(ValueError, match=text):
         Terms(**{**usual, **options})
+
+
+def test_what_goes_with_inner_steps_is_not_tracked() -> None:
+    net = nn.Linear(2, 2)
+    inner = torch.optim.SGD(net.parameters(), lr=1.0)
+    _refuse({"count": nn.Linear(1, 1), "sched": StepLR(torch.optim.SGD([net.bias]), 3)}, inner)
+    for thing in (StepLR(inner, 3), torch.amp.GradScaler("cpu")):
+        with pytest.raises(ValueError, match="'thing' goes with the inner optimizer"):
+            _refuse({"thing": thing}, inner)
 
 
 def test_what_is_copied() -> None:

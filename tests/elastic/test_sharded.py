@@ -186,14 +186,16 @@ def test_the_example(tmp_path: Path) -> None:
     assert judge(journal.read(tmp_path)).broken == []
 
 
-def test_halves_of_two_units_go_on_as_one() -> None:
+def test_halves_of_two_units_go_on_as_one(tmp_path: Path) -> None:
     """Shards are equal in all units, so those that are left of two broken ones make one."""
-    part = Part("both", STEPS, pause=0.05)
+    gate = tmp_path / "gate"
+    part = Part("both", STEPS, at=STEPS - 1, gate=str(gate), pause=0.05)
     with starters(6, partial(train, part=part), unit=2) as some:
         for number in range(6):
             some.await_events([number], "step", count=2)
         for number in (0, 3):
             some.kill(number)
+        gate.touch()
         ends = some.await_ends([1, 2, 4, 5])
         assert [end["what"] for end in ends] == ["end"] * 4, ends
         check_steps(some)
@@ -216,7 +218,7 @@ def test_a_world_without_a_whole_unit_says_which_shards_are_left() -> None:
 
 
 def test_all_shards_of_a_checkpoint_are_of_one_step(tmp_path: Path) -> None:
-    part = Part("shard", 1000, checkpoints=str(tmp_path), pause=0.02)
+    part = Part("shard", 1000, checkpoints=str(tmp_path), pause=0.02, waits=True, drops=0.0)
     with starters(4, partial(train, part=part), unit=2) as some:
         for number in range(4):
             some.await_events([number], "step", count=9)
@@ -227,7 +229,7 @@ def test_all_shards_of_a_checkpoint_are_of_one_step(tmp_path: Path) -> None:
         place: max(int(p.name[5:]) for p in (tmp_path / f"shard-{place}-of-2").glob("step-*"))
         for place in (0, 1)
     }
-    part = Part("shard", min(newest.values()) + 2, checkpoints=str(tmp_path))
+    part = Part("shard", min(newest.values()) + 2, checkpoints=str(tmp_path), drops=0.0)
     with starters(4, partial(train, part=part), unit=2) as some:
         ends = some.await_ends([0, 1, 2, 3])
         assert [end["what"] for end in ends] == ["end"] * 4, ends
