@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 import operator
 import random
 import sys
-from contextlib import nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
@@ -231,7 +233,6 @@ class Tracked:
         Parameters and optimizers are equal on all ranks, so each giver sends a part of them; all
         else comes from the first. Raises ValueError for what is neither tensors nor plain data.
         """
-        tensors: list[tuple[Any, bool]] = []
         header: dict[str, Any] = {
             "kinds": self._kinds(),
             "states": {},
@@ -239,13 +240,16 @@ class Tracked:
             **(more or {}),
         }
         header["terms"] = self._terms()
-        for name, thing in self.objects.items():
-            try:
-                header["states"][name] = transfer.flat_state(thing, tensors)
-            except ValueError as error:
-                raise ValueError(f"state of {name!r} cannot be sent to joiners: {error}") from error
-            header["shapes"][name] = transfer.shapes_of(thing)
-        return transfer.pack(header, tensors)
+        tensors: list[tuple[Any, bool]] = []
+        with _no_collection():
+            for name, thing in self.objects.items():
+                try:
+                    header["states"][name] = transfer.flat_state(thing, tensors)
+                except ValueError as error:
+                    what = f"state of {name!r} cannot be sent to joiners: {error}"
+                    raise ValueError(what) from error
+                header["shapes"][name] = transfer.shapes_of(thing)
+            return transfer.pack(header, tensors)
 
     def unpack(self, header: bytes) -> Packed:
         """Return memory for a joiner's state: its modules' own tensors, and new ones for the rest.
@@ -288,6 +292,22 @@ class Tracked:
             transfer.load(self.objects[name], transfer.fill(states[name], tensors))
         self._by_hand.forget()
         self.keep_rates()
+
+
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    """Have Python look for no garbage meanwhile.
+
+    Thousands of small objects make it do so, and in a process with torch that takes 0.2 s, for
+    which all members would wait.
+    """
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collects:
+            gc.enable()
 
 
 def _listed(kinds: dict[str, str]) -> str:
