@@ -162,6 +162,9 @@ class Exchange:
             else:
                 future.set_result(tensor)
 
+        if threading.current_thread() is self._thread:
+            job()  # asked for by a callback of a job: this thread can't wait for itself
+            return future
         if self._thread is None:
             self._thread = threading.Thread(
                 target=_run, args=(self._jobs,), name="ringcomm-exchange", daemon=True
@@ -227,10 +230,13 @@ class Exchange:
         whole[: numbers.numel()] = numbers
         mine = numbers.new_empty(share)
         reduce_scatter_single(mine, whole, group=self.local)
-        if self.across is not None:
-            self._between_hosts(mine, how)
-        else:
+        if self.across is None:
             divide(mine, how.divisor)
+        elif how.divisor == 1:
+            self._between_hosts(mine, how)
+        else:  # the host's mean: fp16 may have no room for its sum
+            divide(mine, size)
+            self._between_hosts(mine, how._replace(divisor=how.divisor / size))
         all_gather_single(whole, mine, group=self.local)
         numbers.copy_(whole[: numbers.numel()])
 

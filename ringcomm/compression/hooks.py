@@ -37,8 +37,9 @@ class CompressionState:
     rounded up or down by chance, with `seed`, and are right on average; "drop" forgets it.
     `flat` quantises between the ranks of one host, too, which add up in fp32 otherwise.
 
-    All ranks make it with the same arguments. Feedback needs a number of fp32 for each parameter,
-    and a part of that for sums. `state_dict()` is of one rank, and has what a checkpoint needs.
+    All ranks make it with the same arguments, one for each model. Feedback needs a number of fp32
+    for each parameter, and a part of that for sums. `state_dict()` is of one rank, and has what a
+    checkpoint needs.
     """
 
     def __init__(
@@ -64,6 +65,7 @@ class CompressionState:
         self._calls = 0  # each call of this hook has its own chance
         self._iterations = 0  # by this reducer
         self._buckets: dict[int, _Bucket] = {}
+        self._parameters: set[int] = set()  # of the model, by id; its first iteration has them all
         self._loaded: dict[int, dict[str, Any]] = {}
 
     @property
@@ -114,6 +116,7 @@ class CompressionState:
         """
         self._iterations = 0
         self._buckets.clear()
+        self._parameters.clear()
         self._calls = state["calls"]
         self._loaded = copy.deepcopy(dict(state["buckets"]))
 
@@ -144,12 +147,22 @@ class CompressionState:
         return Compression(codec_of(self.format), divisor, memory, seed)
 
     def _memory(self, bucket: Any) -> Memory:
-        """Return what was left out of the same parameters; an empty one for other parameters."""
+        """Return what was left out of the same parameters; an empty one for other parameters.
+
+        Raises RuntimeError for those of another model.
+        """
         index, parameters = bucket.index(), bucket.parameters()
         known = self._buckets.get(index)
         if known is not None and _same(known.parameters, parameters):
             memory = known.memory
         else:
+            mine = self._parameters.issuperset(map(id, parameters))
+            if (self._iterations > 0 and not mine) or (self._iterations == 0 and known is not None):
+                raise RuntimeError(
+                    "this CompressionState is that of another model, and what is left out of one "
+                    "belongs to its own parameters: make a state for each model"
+                )
+            self._parameters.update(map(id, parameters))
             memory = Memory()
         loaded = self._loaded.get(index)
         if loaded is not None and self._iterations >= _REBUILT:

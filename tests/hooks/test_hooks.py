@@ -143,6 +143,30 @@ def test_feedback_stays_with_its_parameters_when_ddp_rebuilds_buckets(two: Ranks
     assert two(watch_buckets) == [(0, 0, True)] * 2
 
 
+def share_a_state(rank: Rank, together: bool) -> tuple[str, str]:
+    """Two models, as of a GAN: one after the other, or in one backward pass."""
+    models = [DistributedDataParallel(Net(), **SMALL) for _ in range(2)]
+    state = hooks.CompressionState(None, "int8", flat=True)
+    state.connect()
+    for model in models:
+        model.register_comm_hook(state, hooks.compress)
+    losses = [loss_of(rank.index, 0, model) for model in models]
+    try:
+        if together:
+            return error_of((losses[0] + losses[1]).backward)
+        losses[0].backward()
+        return error_of(losses[1].backward)
+    finally:
+        state.close()
+
+
+@pytest.mark.parametrize("together", [False, True])
+def test_a_state_is_of_one_model(two: Ranks, together: bool) -> None:
+    for kind, text in two(share_a_state, together):
+        assert kind == "RuntimeError"
+        assert "this CompressionState is that of another model" in text
+
+
 def resume(rank: Rank, way: str) -> list[tuple[int, bool]]:
     """Iteration by iteration: buckets that wait for their memory, and whether all have some."""
     module = Net()
@@ -236,6 +260,52 @@ def reduce_all(rank: Rank, how: dict[str, Any], count: int, dtype: str) -> tuple
     assert isinstance(true, torch.Tensor)
     error = (tensor.double() - true).norm() / true.norm().clamp_min(1e-30)
     return bits(tensor), float(error)
+
+
+def call_in_callback(rank: Rank) -> float:
+    """Return the result of one that a callback of another one makes."""
+
+    def again(done: Any) -> Any:
+        tensor = done.value().clone()
+        ringcomm.compression.quantized_all_reduce(tensor)
+        return tensor
+
+    work = ringcomm.compression.quantized_all_reduce(torch.ones(1000), async_op=True)
+    assert work is not None
+    result = work.get_future().then(again)
+    return float(torch.futures.wait_all([result])[0][0])
+
+
+def test_a_callback_may_call_it(two: Ranks) -> None:
+    for value in two(call_in_callback):
+        assert value == pytest.approx(4, rel=0.02)
+
+
+def two_hosts(hosts: list[str], rank: int, *, flat: bool) -> tuple[list[int], list[int]]:
+    """As if the first two of four ranks were on one host, and the others on another one."""
+    del hosts, flat
+    return [rank % 2, rank % 2 + 2], [rank // 2 * 2, rank // 2 * 2 + 1]
+
+
+def average_on_two_hosts(rank: Rank, number: float) -> list[float]:
+    places = exchange._places
+    exchange._places = two_hosts
+    try:
+        tensor = torch.full((1000,), number, dtype=torch.float16)
+        avg = dist.ReduceOp.AVG
+        ringcomm.compression.quantized_all_reduce(tensor, format="fp16", op=avg)
+    finally:
+        exchange._places = places
+    return [float(value) for value in (tensor.min(), tensor.max())]
+
+
+def test_an_average_in_fp16_is_as_large_as_its_numbers() -> None:
+    """The sum of one host would be an inf."""
+    four = Ranks(4)
+    try:
+        assert four(average_on_two_hosts, 60_000.0) == [[60_000.0] * 2] * 4
+    finally:
+        four.leave()
 
 
 @pytest.mark.parametrize("count", [0, 1, 300, 100_000, 2_500_000])
