@@ -50,8 +50,8 @@ export RINGCOMM_ASSETS=$assets
 publish() {
   export RINGCOMM_OFFLINE=false PATH=$PWD/$env/bin:$PATH
   local newest alias=() folder
-  newest=$( (git show gh-pages:versions.json 2>/dev/null || true) | grep -oP '"version": "\K[^"]+' |
-    cat - <(echo "$1") | sort -V | tail -1)
+  newest=$( (git show gh-pages:versions.json 2>/dev/null | grep -oP '"version": "\K[^"]+' || true
+    echo "$1") | sort -V | tail -1)
   [ "$newest" != "$1" ] || alias=(latest)
   mike deploy --update-aliases "$1" "${alias[@]}"
   [ ${#alias[@]} = 0 ] && return
