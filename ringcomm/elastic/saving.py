@@ -109,7 +109,9 @@ class Saving:
 
     def save_due(self) -> None:
         """Write the checkpoint that is due, if no other step has come since it was."""
-        if self._due == self.changes.counters.steps:
+        changes = self.changes
+        is_member = not (changes.is_spare or changes.given_up)
+        if self._due == changes.counters.steps and is_member:
             self.save()
 
     def save(self, *, certainly: bool = False) -> None:
