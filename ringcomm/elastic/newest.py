@@ -39,7 +39,7 @@ class Found(NamedTuple):
 
     step: int
     givers: list[int]
-    missing: list[int]  # the places of which there is no shard of a step that the others have
+    missing: list[int]  # the places of which there is no shard that fits those of the others
 
 
 def search(sources: Sequence[Source], places: Sequence[int], unit: int) -> Found:
@@ -49,19 +49,22 @@ def search(sources: Sequence[Source], places: Sequence[int], unit: int) -> Found
     place that has it, else from the first one of another place. Raises what the group raises.
     """
     rank, most = dist.get_rank(), None
+    clashes = False  # shards of one step were of different courses of training
     while True:
         told = _tell([_latest(sources, place, most) for place in range(unit)])
         held = [max(row[place] for row in told) for place in range(unit)]
         step = min(held)
         if step < 0:
-            return Found(NONE, [], [place for place, newest in enumerate(held) if newest < 0])
+            missing = [place for place, newest in enumerate(held) if newest < 0]
+            # Not all: there are some, and to begin anew would lose them.
+            return Found(NONE, [], missing[1:] if clashes and len(missing) == unit else missing)
         if max(map(max, told)) > step:  # of a shard, and others are behind
             most = step
             continue
         histories = _tell([_history(sources, place, step) for place in range(unit)])
         common = _common(step, told, histories)
         if not common:
-            most = step - 1
+            most, clashes = step - 1, True
             continue
         wanted = (step, max(common))
         offered = [list(zip(*rows, strict=True)) for rows in zip(told, histories, strict=True)]

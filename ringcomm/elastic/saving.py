@@ -153,6 +153,6 @@ def _require_none(missing: list[int], unit: int) -> None:
     if len(missing) < unit:
         raise RuntimeError(
             f"there are checkpoints, but of shard {', '.join(map(str, missing))} there is none of "
-            "the same step or an earlier one: put its folder back, or name another directory to "
-            "begin anew"
+            "the same step and the same training, or of an earlier step: put its folder back, or "
+            "name another directory to begin anew"
         )

@@ -770,8 +770,8 @@ class World:
         With `on_signal` this is done when that signal comes, as a scheduler sends SIGTERM before it
         stops a process; with `on_notice` when that cloud tells its machine that it will be taken
         away. The program ends then, by SystemExit(0) out of the step. The last member of a world
-        writes a checkpoint before it goes; behind the last loop, this call does. Raises ValueError
-        for a cloud that is not known.
+        writes a checkpoint before it goes. If you call this after your last loop, it writes one at
+        once. Raises ValueError for a cloud that is not known.
         """
         if on_notice is not None and on_notice not in notices.CLOUDS:
             raise ValueError(f"on_notice={on_notice!r}: one of {', '.join(notices.CLOUDS)}")

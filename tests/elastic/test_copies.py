@@ -80,6 +80,9 @@ def test_shards_of_two_courses_of_training_are_no_state(monkeypatch: pytest.Monk
     first = Kept({0: [5, 10]}, histories={5: 1, 10: 1})
     second = Kept({1: [5, 10]}, histories={5: 1, 10: 2})
     assert search_all(monkeypatch, [first, second], [0, 1]) == Found(5, [0, 1], [])
+    # Without an earlier step, that is no new beginning: some are missing, and not all.
+    alone = [Kept({0: [10]}, histories={10: 1}), Kept({1: [10]}, histories={10: 2})]
+    assert search_all(monkeypatch, alone, [0, 1]) == Found(NONE, [], [1])
     again = Kept({0: [10]}, histories={10: 2})
     answer = search_all(monkeypatch, [first, second, again], [0, 1, 0])
     assert answer == Found(10, [2, 1], [])
