@@ -393,8 +393,8 @@ class _ByHand:
     def put_back(self) -> None:
         if self._learn() and not self._always:
             say(
-                "WARNING elastic: a step that is computed again has changed parameters that no "
-                "tracked optimizer has, for the first time: they change twice"
+                "WARNING elastic: a step that is computed again had changed parameters that no "
+                "tracked optimizer has: this once they change twice, later they are put back"
             )
         self._copies.put_back()
         self._seen = self._look()

@@ -431,7 +431,7 @@ class World:
     def _end_body(self) -> None:
         """Write a checkpoint that waits until the program has done all of a step.
 
-        Schedulers and averages may come behind the block, and are of that step as well.
+        Schedulers and averages may come after the block, and are of that step as well.
         """
         if self._saving is None:
             return

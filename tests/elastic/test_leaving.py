@@ -210,7 +210,7 @@ def test_the_checkpoint_of_a_rank_that_dies_while_it_is_loaded(tmp_path: Path) -
 
 
 def behind_the_loop(world: elastic.World, log: Log, folder: Path, leaves: str, steps: int) -> None:
-    """Schedule behind the block, as most programs do; `leaves`: in which place, if at all."""
+    """Schedule after the block, as most programs do; `leaves`: in which place, if at all."""
     net = torch.nn.Linear(1, 1)
     opt = torch.optim.SGD(net.parameters(), lr=1.0)
     sched = torch.optim.lr_scheduler.StepLR(opt, 1, gamma=0.5)

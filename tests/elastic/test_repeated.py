@@ -106,7 +106,7 @@ def test_state_that_came_meanwhile_stays() -> None:
     for mine, theirs in zip(taken.parts, given.parts, strict=True):
         mine.copy_(theirs)
     loop.tracked.finish()
-    loop.sched.step()  # behind the block: of the step that did not count
+    loop.sched.step()  # after the block: of the step that did not count
     loop.begin()
     assert loop.counts == (3, 3)
 
@@ -171,7 +171,7 @@ def test_a_momentum_encoder_in_the_first_step(capfd: pytest.CaptureFixture[str])
     tracked.mark()
     net(torch.ones(2, 4))
     tracked.restore()
-    assert "parameters that no tracked optimizer has" in capfd.readouterr().err
+    assert "tracked optimizer has: this once they change twice" in capfd.readouterr().err
     tracked.mark()
     before = [p.detach().clone() for p in net.key.parameters()]
     net(torch.ones(2, 4))
